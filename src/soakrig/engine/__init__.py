@@ -1,0 +1,1 @@
+"""The bundled serving stack: the launcher and its keeper, and the embedded engine."""

@@ -1,0 +1,1 @@
+"""What a run leaves on disk, and the judgement of it: events, verdict, gates, store, redaction."""

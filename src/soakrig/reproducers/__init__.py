@@ -1,0 +1,1 @@
+"""Named load shapes, one file each, with the signature that each is known to provoke."""

@@ -1,0 +1,1 @@
+"""The main job: conversations, the streaming client, outcomes, load, watchers, one run against one target."""

@@ -49,9 +49,11 @@ class SourceState:
 
     ``live``: seen for the whole window. ``partial``: seen with gaps, or without a proof that there were none.
     ``absent``: not seen. ``detail`` says why and how to allow it; ``lost`` counts records known to be missing.
+    ``untrusted`` is set when the watcher itself failed or contradicts what was seen: any run is then inconclusive.
     """
 
     name: SourceName
     state: Literal["live", "partial", "absent"]
     detail: str = ""
     lost: int = 0
+    untrusted: bool = False

@@ -1,0 +1,45 @@
+"""``soak report``: a run's report again, from what it left on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import orjson
+import typer
+
+from soakrig.record.judge import Judge
+from soakrig.record.result import Result
+from soakrig.record.store import RESULT, RunReader, find_run, write_private
+from soakrig.reports.series import Series
+from soakrig.reports.terminal import print_report, report_console
+
+
+def report(
+    run: Annotated[str, typer.Argument(help="Run folder, its name or the start of it, or 'latest'.")] = "latest",
+    runs_dir: Annotated[Path, typer.Option("--runs-dir", help="Where runs are kept.")] = Path("runs"),
+    rejudge: Annotated[
+        bool, typer.Option("--rejudge", help="Derive the verdict again from the events and replace result.json.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print result.json's object on standard output.")] = False,
+) -> None:
+    """Print a run's report. A run that was cut off is judged from its events; exits with the verdict's code."""
+    reader = RunReader(find_run(runs_dir, run))
+    judge, series = Judge(reader.manifest), Series()
+    for event in reader.events():
+        judge.feed(event)
+        series.feed(event)
+    stored = None if rejudge else reader.stored_result()
+    result: Result = judge.result() if stored is None else stored
+    if rejudge and not reader.running():
+        data = orjson.dumps(result.to_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        write_private(reader.folder / RESULT, data)
+    if as_json:
+        typer.echo(orjson.dumps(result.to_json()).decode())
+    else:
+        console = report_console()
+        if stored is None and not rejudge:
+            what = "goes on" if reader.running() else "was cut off: it left no result.json"
+            console.print(f"This run {what}; judged from the events so far.\n", style="yellow")
+        print_report(console, result, series, reader.folder)
+    raise typer.Exit(result.exit_code)

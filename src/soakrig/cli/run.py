@@ -1,0 +1,301 @@
+"""``soak run``: soak an engine and end in a verdict that holds."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+import orjson
+import typer
+
+from soakrig.cli.duration import parse_duration
+from soakrig.clock import RealClock
+from soakrig.engine.bundled import check_engine, launch_embedded, parse_settings
+from soakrig.engine.launcher import EngineProcess
+from soakrig.errors import UsageError
+from soakrig.record.gates import parse_gate
+from soakrig.record.manifest import Plan
+from soakrig.record.result import Result
+from soakrig.record.store import new_run_id
+from soakrig.reports.live import LiveView
+from soakrig.reports.terminal import print_report, report_console
+from soakrig.reproducers.registry import find_reproducer
+from soakrig.reproducers.reproducer import LoadOptions
+from soakrig.soak.classify import LENIENCIES
+from soakrig.soak.client import Timeouts
+from soakrig.soak.conversation import AtLimit, Conversation
+from soakrig.soak.probe import Probe
+from soakrig.soak.run import RunSpec, SoakRun
+from soakrig.soak.target import Target, check_pid, parse_url
+from soakrig.soak.transcript import TranscriptConversation, read_transcript, transcript_facts
+
+LOAD, ENGINE, WATCH, ENDING = "The load", "The engine", "What is watched", "Verdict and output"
+
+
+def run(
+    reproducer: Annotated[
+        str, typer.Argument(help="Load shape; `soak repro list` names them.", metavar="[REPRODUCER]")
+    ] = "agent-loop",
+    engine: Annotated[
+        str | None,
+        typer.Option(help="Bundled engine to start and stop (default: embedded).", rich_help_panel=ENGINE),
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(help="Attach to a running OpenAI-compatible server; it is never stopped.", rich_help_panel=ENGINE),
+    ] = None,
+    pid: Annotated[
+        int | None, typer.Option(help="Process of the attached server, so that it is watched.", rich_help_panel=ENGINE)
+    ] = None,
+    engine_log: Annotated[
+        Path | None, typer.Option(help="Log of the attached server, so that it is watched.", rich_help_panel=ENGINE)
+    ] = None,
+    model: Annotated[
+        str, typer.Option(help="Model name to ask for (default: the first one served).", rich_help_panel=ENGINE)
+    ] = "",
+    api_key_env: Annotated[
+        str, typer.Option(help="Environment variable that holds the server's API key.", rich_help_panel=ENGINE)
+    ] = "",
+    port: Annotated[
+        int, typer.Option(help="Port of the started engine; 0 takes a free one.", rich_help_panel=ENGINE)
+    ] = 0,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Environment variable of the started engine.",
+                     rich_help_panel=ENGINE),
+    ] = None,
+    arg: Annotated[
+        list[str] | None,
+        typer.Option(metavar="--flag=value", help="Flag of the started engine, as --arg=--flag=value.",
+                     rich_help_panel=ENGINE),
+    ] = None,
+    turns: Annotated[
+        int | None, typer.Option(help="Turns of each conversation (default: 60).", rich_help_panel=LOAD)
+    ] = None,
+    for_: Annotated[
+        str | None, typer.Option("--for", help="Load for so long instead: 8h, 90m, 45s.", rich_help_panel=LOAD)
+    ] = None,
+    conversations: Annotated[int, typer.Option(help="Conversations in parallel.", rich_help_panel=LOAD)] = 1,
+    tools: Annotated[int, typer.Option(help="Tool definitions in every request.", rich_help_panel=LOAD)] = 50,
+    seed: Annotated[int, typer.Option(help="Same seed, same bytes, given the same replies.", rich_help_panel=LOAD)] = 0,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of one reply.", rich_help_panel=LOAD)] = 512,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature.", rich_help_panel=LOAD)] = 0.7,
+    context_limit: Annotated[
+        int | None, typer.Option(help="Context limit in tokens, where the engine does not say.", rich_help_panel=LOAD)
+    ] = None,
+    at_limit: Annotated[
+        str, typer.Option(help="At the context limit: restart the conversation, or stop-growing.", rich_help_panel=LOAD)
+    ] = "restart",
+    result_scale: Annotated[
+        float, typer.Option(help="Length of tool results, as a multiple.", rich_help_panel=LOAD)
+    ] = 1.0,
+    transcript: Annotated[
+        Path | None,
+        typer.Option(help="Send this instead: OpenAI-format JSONL, or a run folder (byte for byte).",
+                     rich_help_panel=LOAD),
+    ] = None,
+    keep_text: Annotated[
+        bool,
+        typer.Option("--keep-text", help="Keep a transcript's text in the run folder (0600).",
+                     rich_help_panel=LOAD),
+    ] = False,
+    kernel_log: Annotated[
+        str, typer.Option(help="auto, kmsg, journal, dmesg, none, or the path of a log.", rich_help_panel=WATCH)
+    ] = "auto",
+    stall_timeout: Annotated[
+        float, typer.Option(help="Seconds of silence on an open connection that make a turn hung. Before the first "
+                            "byte more is allowed while the engine's own counters move.", rich_help_panel=WATCH),
+    ] = 120.0,
+    first_byte_timeout: Annotated[
+        float, typer.Option(help="Most seconds until the first byte, counters moving or not.", rich_help_panel=WATCH)
+    ] = 1800.0,
+    gate: Annotated[
+        list[str] | None,
+        typer.Option(metavar="'FIGURE < LIMIT'", help="Fail the run when this does not hold: 'ttft_p99 < 20s'.",
+                     rich_help_panel=ENDING),
+    ] = None,
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(help="Accept a known gap in the engine's protocol: " + ", ".join(LENIENCIES) + ".",
+                     rich_help_panel=ENDING),
+    ] = None,
+    max_bad: Annotated[
+        int, typer.Option(help="Stop after so many turns that are not ok (0: never).", rich_help_panel=ENDING)
+    ] = 10,
+    on_fault: Annotated[
+        str, typer.Option(help="At a fault in the kernel log, a process or the engine's log: stop or continue.",
+                          rich_help_panel=ENDING),
+    ] = "stop",
+    runs_dir: Annotated[Path, typer.Option(help="Where run folders are made.", rich_help_panel=ENDING)] = Path("runs"),
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print result.json's object on standard output.", rich_help_panel=ENDING)
+    ] = False,
+) -> None:  # fmt: skip
+    """Soak an engine: re-send growing, tool-heavy conversations, watch engine and machine, and end in a verdict.
+
+    \b
+    Examples:
+      soak run                                      60 turns on the embedded engine
+      soak run --url http://127.0.0.1:8000 --pid 4242 --engine-log vllm.log --for 8h
+      soak run --set VLLM_MOE_DMA_STAGING=0 --turns 600 --gate 'ttft_p99 < 20s'
+      soak run --transcript runs/latest             send a run again, byte for byte
+
+    Exit codes: 0 pass, 1 fail, 2 inconclusive, 3 refused, 64 usage error. Ctrl-C once ends after the turns in flight
+    and still judges; twice ends at once.
+    """
+    settings = parse_settings(set_ or [])
+    if url is not None:
+        _refuse("with --url, the server is already running", engine=engine, set=set_, arg=arg, port=port)
+    else:
+        _refuse("without --url", pid=pid, engine_log=engine_log, api_key_env=api_key_env)
+    if turns is not None and for_ is not None:
+        raise UsageError("--turns and --for are two ways to say how long; give one")
+    _at_least("--turns", turns, 1)
+    _at_least("--conversations", conversations, 1)
+    _at_least("--max-tokens", max_tokens, 1)
+    _at_least("--max-bad", max_bad, 0)
+    _at_least("--context-limit", context_limit, 1)
+    for name, value in (("--stall-timeout", stall_timeout), ("--first-byte-timeout", first_byte_timeout),
+                        ("--result-scale", result_scale)):  # fmt: skip
+        if not 0 < value < 1e9:
+            raise UsageError(f"{name} {value:g}: expected a number above 0")
+    if not 0 <= temperature <= 5:
+        raise UsageError(f"--temperature {temperature:g}: expected 0 to 5")
+    gates = [parse_gate(text).text for text in gate or []]
+    options = LoadOptions(
+        conversations, tools, seed, max_tokens, temperature, context_limit,
+        cast(AtLimit, _one_of("--at-limit", at_limit, ("restart", "stop-growing"))), result_scale,
+    )  # fmt: skip
+    load, facts, default_turns = _load(reproducer, options, transcript)
+    seconds = parse_duration(for_) if for_ is not None else None
+    plan = Plan(
+        conversations=len(facts["lanes"]) if facts and facts["lanes"] else conversations,
+        turns=None if seconds is not None else turns if turns is not None else default_turns,
+        seconds=seconds,
+    )
+    name = "transcript" if transcript is not None else find_reproducer(reproducer).name
+    spec = RunSpec(
+        reproducer=name,
+        plan=plan,
+        conversations=load,
+        seed=seed,
+        gates=gates,
+        accept=[_one_of("--accept", item, tuple(LENIENCIES)) for item in accept or []],
+        timeouts=Timeouts(stall=stall_timeout, first_byte=max(first_byte_timeout, stall_timeout)),
+        kernel_log=kernel_log,
+        max_bad=max_bad,
+        on_fault=cast(Literal["stop", "continue"], _one_of("--on-fault", on_fault, ("stop", "continue"))),
+        keep_text=transcript is None or keep_text,
+        transcript=facts,
+        settings={"set": settings, "args": arg or []} if url is None else {},
+        launched=None if url is not None else "embedded",
+        runs_dir=runs_dir,
+        run_id=new_run_id(name),
+    )
+    notes = report_console(stderr=True)
+    view = LiveView(notes)
+    with ExitStack() as stack:
+        if url is not None:
+            target = _attached(url, pid, engine_log, model, api_key_env)
+        else:
+            check_engine(engine or "embedded")
+            target = _launched(stack, spec, settings, arg or [], port, model)
+        soaking = SoakRun(spec, target, RealClock(), view)
+        with view:
+            result = _drive(soaking)
+    if soaking.error is not None:
+        notes.print(f"soak: a bug of soakrig ended the load: {soaking.error!r}", style="bold red", markup=False)
+    _show(result, view, soaking, as_json=as_json)
+    raise typer.Exit(result.exit_code)
+
+
+def _load(
+    reproducer: str, options: LoadOptions, transcript: Path | None
+) -> tuple[Callable[[Probe], Sequence[Conversation]], dict[str, Any] | None, int]:
+    """What makes the conversations, what the record keeps of a transcript, and how many turns it has by itself."""
+    if transcript is None:
+        chosen = find_reproducer(reproducer)
+        return lambda probe: chosen.load(options, probe), None, 60
+    lanes = read_transcript(transcript, max_tokens=options.max_tokens)
+    facts = {**transcript_facts(transcript, lanes), "lanes": [len(lane) for lane in lanes]}
+    if len(lanes) == 1 and options.conversations > 1:
+        facts["lanes"] = [len(lanes[0])] * options.conversations
+
+    def load(probe: Probe) -> Sequence[Conversation]:
+        read = read_transcript(transcript, model=probe.model, max_tokens=options.max_tokens)
+        read = read * options.conversations if len(read) == 1 else read
+        return [TranscriptConversation(number, lane) for number, lane in enumerate(read)]
+
+    return load, facts, max(len(lane) for lane in lanes)
+
+
+def _attached(url: str, pid: int | None, engine_log: Path | None, model: str, api_key_env: str) -> Target:
+    key = ""
+    if api_key_env:
+        key = os.environ.get(api_key_env, "")
+        if not key:
+            raise UsageError(f"--api-key-env {api_key_env}: the variable is not set", remedy="Export it first.")
+    if engine_log is not None and not engine_log.is_file():
+        raise UsageError(f"--engine-log {engine_log} is no file", remedy="Give the file that the engine writes.")
+    return Target(
+        parse_url(url),
+        model,
+        pid=check_pid(pid) if pid is not None else None,
+        engine_log=engine_log,
+        api_key=key,
+    )
+
+
+def _launched(
+    stack: ExitStack, spec: RunSpec, settings: dict[str, str], flags: Sequence[str], port: int, model: str
+) -> Target:
+    folder = spec.runs_dir / spec.run_id
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    engine: EngineProcess = stack.enter_context(launch_embedded(settings, flags, folder, port=port))
+    return Target(
+        engine.base_url,
+        model,
+        pid=engine.pid,
+        engine_log=engine.log_path,
+        exit_status=engine.exit_status,
+        launched=True,
+    )
+
+
+def _drive(soaking: SoakRun) -> Result:
+    factory = None
+    if sys.platform == "linux":
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(soaking.run())
+
+
+def _show(result: Result, view: LiveView, soaking: SoakRun, *, as_json: bool) -> None:
+    console = report_console(stderr=as_json)
+    print_report(console, result, view.series, soaking.folder)
+    if as_json:
+        typer.echo(orjson.dumps(result.to_json()).decode())
+
+
+def _refuse(why: str, **options: object) -> None:
+    for name, value in options.items():
+        if value not in (None, "", 0, []):
+            raise UsageError(f"--{name.replace('_', '-')} makes no sense {why}")
+
+
+def _at_least(name: str, value: int | None, least: int) -> None:
+    if value is not None and value < least:
+        raise UsageError(f"{name} {value}: expected at least {least}")
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
+    if value not in allowed:
+        raise UsageError(f"{name} {value!r}: expected one of {', '.join(allowed)}")
+    return value

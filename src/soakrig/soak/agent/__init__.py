@@ -1,0 +1,1 @@
+"""The coding agent that the load imitates: its tools, what they return, and how its conversations grow."""

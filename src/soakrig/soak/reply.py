@@ -1,0 +1,209 @@
+"""A reply: what came back of one turn, put together while it streams."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import orjson
+
+from soakrig.soak.sse import SSEError, SSEParser
+
+KEPT_BYTES = 1 << 20
+"""Response bytes kept as evidence (the last ones)."""
+
+Ending = Literal["open", "eof", "reset", "stalled", "refused", "no_response", "cut_by_tool", "runaway"]
+"""How the connection ended: ``eof`` is HTTP's own clean end; ``no_response`` a close before the status line."""
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """One call as its fragments came."""
+
+    id: str = ""
+    name: str = ""
+    arguments: list[str] = field(default_factory=list[str])
+
+    @property
+    def argument_text(self) -> str:
+        return "".join(self.arguments)
+
+
+@dataclass(slots=True)
+class Reply:
+    """One turn's answer. Moments are seconds of the monotonic clock; the rest is what the bytes said.
+
+    ``feed`` takes raw bytes and the moment at which they were read. Nothing here judges: ``soak.classify`` does.
+    """
+
+    sent_at: float = 0.0
+    status: int | None = None
+    content_type: str = ""
+    body: bytes = b""
+    ending: Ending = "open"
+    ending_detail: str = ""
+    ended_at: float = 0.0
+    first_byte_at: float | None = None
+    first_token_at: float | None = None
+    first_answer_at: float | None = None
+    last_token_at: float | None = None
+    gap_max: float = 0.0
+    deltas: int = 0
+    events: int = 0
+    size: int = 0
+    content: list[str] = field(default_factory=list[str])
+    reasoning: list[str] = field(default_factory=list[str])
+    calls: dict[int, ToolCall] = field(default_factory=dict[int, ToolCall])
+    finish_reason: str | None = None
+    terminated: bool = False
+    usage: dict[str, Any] | None = None
+    error: str = ""
+    malformed: str = ""
+    usage_tail: bool = False
+    fingerprint: str = ""
+    raw: list[bytes] = field(default_factory=list[bytes])
+    raw_kept: int = 0
+    parser: SSEParser = field(default_factory=SSEParser)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.content)
+
+    @property
+    def reasoning_text(self) -> str:
+        return "".join(self.reasoning)
+
+    @property
+    def output_tokens(self) -> int:
+        """From usage; else counted deltas, which is a lower bound."""
+        if self.usage is not None:
+            count = self.usage.get("completion_tokens")
+            if isinstance(count, int):
+                return count
+        return self.deltas
+
+    def feed(self, chunk: bytes, now: float) -> None:
+        """Take in bytes of a 200 stream that were read at ``now``."""
+        if self.first_byte_at is None:
+            self.first_byte_at = now
+        self.size += len(chunk)
+        self._keep(chunk)
+        if self.malformed:
+            return
+        try:
+            payloads = self.parser.feed(chunk)
+        except SSEError as error:
+            self.malformed = str(error)
+            return
+        for payload in payloads:
+            if payload == b"[DONE]":
+                self.terminated = True
+                continue
+            self._event(payload, now)
+
+    def finish(self, ending: Ending, now: float, detail: str = "") -> None:
+        """The connection is over."""
+        self.ending, self.ended_at, self.ending_detail = ending, now, detail
+        rest = self.parser.rest().strip()
+        if ending == "eof" and rest and not self.malformed and self.status == 200:
+            self.malformed = f"the stream ended inside an event: {rest[:120]!r}"
+
+    def _event(self, payload: bytes, now: float) -> None:
+        self.events += 1
+        try:
+            data = orjson.loads(payload)
+        except orjson.JSONDecodeError:
+            self.malformed = f"an event that is no JSON: {payload[:120]!r}"
+            return
+        try:
+            choices = data["choices"]
+        except (KeyError, TypeError):
+            self._without_choices(data)
+            return
+        if data.get("error"):
+            self._error(data["error"])
+        usage = data.get("usage")
+        if usage:
+            self.usage = usage
+        if not choices:
+            return
+        try:
+            choice = choices[0]
+            delta = choice.get("delta") or choice.get("message")
+            if delta:
+                self._delta(delta, now)
+            elif delta is None and choice.get("text"):
+                self._delta({"content": choice["text"]}, now)
+            reason = choice.get("finish_reason")
+        except (AttributeError, KeyError, TypeError, IndexError):
+            self.malformed = f"an event in which choices are not as the protocol has them: {payload[:120]!r}"
+            return
+        if reason is not None:
+            self.finish_reason = str(reason)
+            self.fingerprint = data.get("system_fingerprint") or ""
+
+    def _delta(self, delta: dict[str, Any], now: float) -> None:
+        counts = False
+        text = delta.get("content")
+        if text:
+            self.content.append(text)
+            counts = True
+            if self.first_answer_at is None:
+                self.first_answer_at = now
+        thought = delta.get("reasoning") or delta.get("reasoning_content")
+        if thought:
+            self.reasoning.append(thought)
+            counts = True
+        calls = delta.get("tool_calls")
+        if calls:
+            counts = True
+            if self.first_answer_at is None:
+                self.first_answer_at = now
+            for position, part in enumerate(calls):
+                self._call(part, position)
+        if not counts:
+            return
+        self.deltas += 1
+        if self.last_token_at is None:
+            self.first_token_at = now
+        elif now - self.last_token_at > self.gap_max:
+            self.gap_max = now - self.last_token_at
+        self.last_token_at = now
+
+    def _call(self, part: dict[str, Any], position: int) -> None:
+        index = part.get("index", position)
+        call = self.calls.get(index)
+        if call is None:
+            call = self.calls[index] = ToolCall()
+        call.id = part.get("id") or call.id
+        function = part.get("function") or {}
+        call.name += function.get("name") or ""
+        arguments = function.get("arguments")
+        if arguments:
+            call.arguments.append(arguments)
+
+    def _without_choices(self, data: Any) -> None:
+        if isinstance(data, dict):
+            if data.get("error"):
+                self._error(data["error"])
+                return
+            if data.get("object") == "error" and data.get("message"):  # vLLM's older form
+                self._error(data)
+                return
+            if isinstance(data.get("usage"), dict):
+                self.usage = data["usage"]
+                self.usage_tail = True
+                return
+        self.malformed = f"an event without choices: {orjson.dumps(data)[:120]!r}"
+
+    def _error(self, error: Any) -> None:
+        if not self.error:
+            message = error.get("message") if isinstance(error, dict) else None
+            self.error = str(message or error)[:500]
+
+    def _keep(self, chunk: bytes) -> None:
+        self.raw.append(chunk)
+        self.raw_kept += len(chunk)
+        if self.raw_kept > KEPT_BYTES + (KEPT_BYTES >> 2):
+            kept = b"".join(self.raw)[-KEPT_BYTES:]
+            self.raw, self.raw_kept = [kept], len(kept)

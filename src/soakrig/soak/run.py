@@ -1,0 +1,275 @@
+"""One run: one load against one target under watch, from the first question to the verdict on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal as signals
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from soakrig.clock import Clock
+from soakrig.errors import StoreError
+from soakrig.record.events import (
+    EngineChecked,
+    Event,
+    Note,
+    RunEnded,
+    SampleTaken,
+    SignalSeen,
+    SourceChanged,
+    ToolLagged,
+)
+from soakrig.record.judge import Judge
+from soakrig.record.manifest import Manifest, Plan
+from soakrig.record.request_log import RequestLog
+from soakrig.record.result import Result
+from soakrig.record.signal import Signal, SourceName, SourceState
+from soakrig.record.store import RESULT, RunStore, new_run_id
+from soakrig.soak.client import ChatClient, Timeouts
+from soakrig.soak.conversation import Conversation
+from soakrig.soak.evidence import Evidence
+from soakrig.soak.fingerprint import fingerprint, host_facts
+from soakrig.soak.liveness import Liveness
+from soakrig.soak.load import Load
+from soakrig.soak.probe import Probe, probe
+from soakrig.soak.target import Target
+from soakrig.soak.watch.all_watchers import Watchers, all_watchers
+from soakrig.soak.watch.watcher import Sample, WatchGroup
+
+SETTLE_CLEAN_S, SETTLE_BAD_S = 0.5, 3.0
+"""How long the watchers go on after the last turn: a fault's last lines come late."""
+
+
+@dataclass
+class RunSpec:
+    """What a run is to do. ``conversations`` makes the load once the target has said what it is."""
+
+    reproducer: str
+    plan: Plan
+    conversations: Callable[[Probe], Sequence[Conversation]]
+    seed: int = 0
+    gates: list[str] = field(default_factory=list[str])
+    accept: list[str] = field(default_factory=list[str])
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    kernel_log: str = "auto"
+    max_bad: int = 10
+    on_fault: Literal["stop", "continue"] = "stop"
+    keep_text: bool = True
+    transcript: dict[str, Any] | None = None
+    settings: dict[str, Any] = field(default_factory=dict[str, Any])
+    launched: Literal["embedded", "vllm"] | None = None
+    runs_dir: Path = Path("runs")
+    run_id: str = ""
+
+
+@dataclass
+class _Sink:
+    """Takes what the watchers' threads see into the event loop, in order."""
+
+    loop: asyncio.AbstractEventLoop
+    clock: Clock
+    take: Callable[[Event], None]
+
+    def signal(self, signal: Signal) -> None:
+        signal.time = signal.time or self.clock.time()
+        signal.mono = signal.mono or self.clock.monotonic()
+        self._post(SignalSeen(self.clock.time(), self.clock.monotonic(), signal))
+
+    def sample(self, source: SourceName, sample: Sample) -> None:
+        self._post(SampleTaken(self.clock.time(), self.clock.monotonic(), source, sample))
+
+    def state(self, state: SourceState) -> None:
+        self._post(SourceChanged(self.clock.time(), self.clock.monotonic(), state))
+
+    def _post(self, event: Event) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the run is over
+            self.loop.call_soon_threadsafe(self.take, event)
+
+
+class SoakRun:
+    """Runs one ``RunSpec``. ``observer`` sees every event after the judge has (live views)."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        target: Target,
+        clock: Clock,
+        observer: Callable[[Event, Judge], None] = lambda event, judge: None,
+    ) -> None:
+        self.spec, self.target, self.clock, self.observer = spec, target, clock, observer
+        self.folder: Path | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._interrupts = 0
+
+    async def run(self) -> Result:
+        """The whole run; its result is also in the run folder.
+
+        Raises ``TargetError`` before anything is written when the target is no OpenAI-compatible server.
+        """
+        client = ChatClient(self.target, self.clock, self.spec.timeouts)
+        async with client:
+            probed = await probe(client, self.target.model)
+            conversations = self.spec.conversations(probed)
+            manifest = self._manifest(probed)
+            self.store = RunStore.create(self.spec.runs_dir, manifest)
+            self.folder = self.store.folder
+            self.judge = Judge(manifest)
+            self.evidence = Evidence(self.store, self.spec.keep_text, self.target.engine_log)
+            try:
+                return await self._watched(client, probed, conversations)
+            finally:
+                self.store.close()
+
+    async def _watched(self, client: ChatClient, probed: Probe, conversations: Sequence[Conversation]) -> Result:
+        watchers = all_watchers(self.target, self.spec.kernel_log, self.clock, self._keep_kernel_line)
+        client.progressing = lambda: watchers.progressing(self.spec.timeouts.stall)
+        client.on_lag = lambda seconds: self._take(ToolLagged(self.clock.time(), self.clock.monotonic(), seconds))
+        liveness = Liveness(
+            client, probed.model, watchers.process_alive, probed.health == 200, self.spec.timeouts.stall
+        )
+        self.load = Load(
+            client,
+            liveness,
+            self.store,
+            RequestLog(self.store, self.spec.keep_text),
+            self.evidence,
+            self.clock,
+            self.spec.plan,
+            self._tell,
+            self.spec.accept,
+            self.spec.max_bad,
+        )
+        for state in watchers.absent:
+            self._take(SourceChanged(self.clock.time(), self.clock.monotonic(), state))
+        group = WatchGroup(watchers.watchers, _Sink(asyncio.get_running_loop(), self.clock, self._take), self.clock)
+        await asyncio.to_thread(group.start)
+        try:
+            with self._signals():
+                await self._loaded(conversations)
+                await self._settle(liveness, watchers)
+        finally:
+            await asyncio.to_thread(group.stop)
+            await asyncio.sleep(0)  # what the watchers' last polls brought
+        return self._conclude()
+
+    async def _loaded(self, conversations: Sequence[Conversation]) -> None:
+        self._task = asyncio.create_task(self.load.run(conversations), name="load")
+        try:
+            await self._task
+        except asyncio.CancelledError:
+            if self._interrupts < 2:
+                raise
+            self.load.end("interrupted", "stopped at once by a second Ctrl-C")
+        except StoreError as error:
+            self.load.ended, self.load.detail = "store", str(error)
+        except Exception as error:
+            self.load.ended, self.load.detail = "tool_error", f"{type(error).__name__}: {error}"
+            self.error = error
+
+    error: Exception | None = None
+
+    async def _settle(self, liveness: Liveness, watchers: Watchers) -> None:
+        """Let late signals come in, then see whether the engine lives."""
+        if self._interrupts >= 2:
+            return
+        bad = self.load.bad or self.load.dead or self.load.ended == "fault"
+        await self.clock.sleep(SETTLE_BAD_S if bad else SETTLE_CLEAN_S)
+        now, mono = self.clock.time(), self.clock.monotonic()
+        if self.load.dead:
+            self._take(EngineChecked(now, mono, False, "", watchers.exit_status()))
+            return
+        life = await liveness.thorough()
+        self._take(
+            EngineChecked(self.clock.time(), self.clock.monotonic(), life.alive, life.how, watchers.exit_status())
+        )
+
+    def _conclude(self) -> Result:
+        if self.store.failed is not None:
+            self.load.ended, self.load.detail = "store", str(self.store.failed)
+        end = RunEnded(self.clock.time(), self.clock.monotonic(), self.load.ended or "tool_error", self.load.detail)
+        self._take(end)
+        result = self.judge.result()
+        with contextlib.suppress(StoreError):  # its reason is already among the result's reasons
+            self.store.write_json(RESULT, result.to_json())
+        return result
+
+    # -- events --------------------------------------------------------------------------------------------------
+
+    def _take(self, event: Event) -> None:
+        """An event from outside the load: judge it, keep it, act on it."""
+        self.store.append(event)
+        self._tell(event)
+
+    def _tell(self, event: Event) -> None:
+        self.judge.feed(event)
+        if isinstance(event, SampleTaken):
+            self.evidence.sample(event)
+        elif isinstance(event, SignalSeen):
+            self._signal(event)
+        self.observer(event, self.judge)
+
+    def _signal(self, event: SignalSeen) -> None:
+        seen = event.signal
+        if seen.severity != "fault" or (seen.injected and not self.judge.manifest.simulated):
+            return
+        self.evidence.freeze(seen.kind, event, self.load.in_flight())
+        if self.spec.on_fault == "stop":
+            self.load.end("fault", seen.signature or seen.raw[:200])
+
+    def _keep_kernel_line(self, raw: str) -> None:
+        self.store.write_lines("kernel.log", [raw.encode("utf-8", "replace")])
+
+    def note(self, text: str) -> None:
+        """Write a note into the record."""
+        self._take(Note(self.clock.time(), self.clock.monotonic(), text))
+
+    # -- interruption --------------------------------------------------------------------------------------------
+
+    def interrupt(self, how: str = "Ctrl-C") -> None:
+        """The first call ends the run after the turns in flight; the second ends it at once."""
+        self._interrupts += 1
+        if self._interrupts == 1:
+            self.load.end("interrupted", f"{how} after {self.judge.exposure.turns} turns")
+        elif self._task is not None:
+            self._task.cancel()
+
+    @contextlib.contextmanager
+    def _signals(self):
+        loop = asyncio.get_running_loop()
+        handled: list[int] = []
+        for number, name in ((signals.SIGINT, "Ctrl-C"), (signals.SIGTERM, "SIGTERM"), (signals.SIGHUP, "SIGHUP")):
+            with contextlib.suppress(ValueError, RuntimeError):  # not the main thread: somebody else handles them
+                loop.add_signal_handler(number, self.interrupt, name)
+                handled.append(number)
+        try:
+            yield
+        finally:
+            for number in handled:
+                loop.remove_signal_handler(number)
+
+    def _manifest(self, probed: Probe) -> Manifest:
+        spec = self.spec
+        settings = {**spec.settings, "engine": probed.settings} if probed.settings else dict(spec.settings)
+        return Manifest(
+            run_id=spec.run_id or new_run_id(spec.reproducer, self.clock.time()),
+            created=self.clock.time(),
+            reproducer=spec.reproducer,
+            plan=spec.plan,
+            seed=spec.seed,
+            gates=spec.gates,
+            accept=spec.accept,
+            base_url=self.target.base_url,
+            model=probed.model,
+            launched=spec.launched,
+            kernel_log=spec.kernel_log,
+            stall_timeout_s=spec.timeouts.stall,
+            text_kept=spec.keep_text,
+            transcript=spec.transcript,
+            simulated=probed.simulated,
+            settings=settings,
+            fingerprint=fingerprint(settings, probed.version),
+            host=host_facts(),
+        )

@@ -23,7 +23,8 @@ from soakrig.soak.target import Target
 
 TICK_S = 0.25
 BODY_LIMIT = 64 << 10
-MAX_EVENTS = 1_000_000
+MAX_EVENTS = 200_000
+"""Events of one turn beyond which a server is taken to ignore every limit and to go on for ever."""
 
 
 @dataclass(frozen=True)

@@ -39,13 +39,10 @@ from soakrig.soak.target import Target
 from soakrig.soak.watch.all_watchers import Watchers, all_watchers
 from soakrig.soak.watch.watcher import Sample, WatchGroup
 
-SETTLE_CLEAN_S, SETTLE_BAD_S = 0.5, 3.0
-"""How long the watchers go on after the last turn: a fault's last lines come late."""
-
-
 @dataclass
 class RunSpec:
-    """What a run is to do. ``conversations`` makes the load once the target has said what it is."""
+    """What a run is to do. ``conversations`` makes the load once the target has said what it is; ``settle_*``: how
+    long the watchers go on after the last turn, since a fault's last lines come late."""
 
     reproducer: str
     plan: Plan
@@ -63,6 +60,8 @@ class RunSpec:
     launched: Literal["embedded", "vllm"] | None = None
     runs_dir: Path = Path("runs")
     run_id: str = ""
+    settle_clean_s: float = 0.5
+    settle_bad_s: float = 3.0
 
 
 @dataclass
@@ -176,7 +175,7 @@ class SoakRun:
         if self._interrupts >= 2:
             return
         bad = self.load.bad or self.load.dead or self.load.ended == "fault"
-        await self.clock.sleep(SETTLE_BAD_S if bad else SETTLE_CLEAN_S)
+        await self.clock.sleep(self.spec.settle_bad_s if bad else self.spec.settle_clean_s)
         now, mono = self.clock.time(), self.clock.monotonic()
         if self.load.dead:
             self._take(EngineChecked(now, mono, False, "", watchers.exit_status()))

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
-import click
 import typer
 from rich.console import Console
 
 import soakrig
+from soakrig.cli import bisect as bisect_verb
 from soakrig.cli import doctor, report, repro, run, watch
-from soakrig.errors import SoakrigError, UsageError
+from soakrig.errors import SoakrigError
 
 EXIT_USAGE, EXIT_BUG, EXIT_INTERRUPTED = 64, 70, 130
+CommandLineError: Any = typer.BadParameter.__base__
+"""The usage error of the parser that typer brings along: its own module for it is private and has moved before."""
 
 app = typer.Typer(
     name="soak",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Reproduce and pin down rare faults of LLM serving, and prove stability in numbers.\n\n"
@@ -49,6 +50,7 @@ app.command("run")(run.run)
 app.command("watch")(watch.watch)
 app.command("report")(report.report)
 app.command("doctor")(doctor.doctor)
+app.command("bisect", context_settings={"ignore_unknown_options": True})(bisect_verb.bisect)
 app.add_typer(repro.app, name="repro")
 
 
@@ -68,17 +70,13 @@ def invoke(argv: list[str]) -> int:
     command = typer.main.get_command(app)
     try:
         outcome = command.main(args=argv, prog_name="soak", standalone_mode=False)
-    except click.exceptions.NoArgsIsHelpError as error:
-        notes.print(error.format_message(), markup=False)
-        return EXIT_USAGE
-    except click.UsageError as error:
-        notes.print(f"soak: {error.format_message()}{_meant(error)}", markup=False)
+    except CommandLineError as error:
+        text = error.format_message()
+        notes.print(f"soak: {text}" if text else "", markup=False)
         if error.ctx is not None:
             notes.print(f"  `{error.ctx.command_path} --help` lists what there is.", markup=False)
         return EXIT_USAGE
-    except click.exceptions.Abort:
-        return EXIT_INTERRUPTED
-    except KeyboardInterrupt:
+    except (typer.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     except SoakrigError as error:
         notes.print(f"soak: {error}", markup=False)
@@ -88,16 +86,3 @@ def invoke(argv: list[str]) -> int:
         traceback.print_exc()
         return EXIT_BUG
     return outcome if isinstance(outcome, int) else 0
-
-
-def _meant(error: click.UsageError) -> str:
-    """The nearest verb to one that does not exist; click finds near options itself."""
-    text = error.format_message()
-    if "No such command" not in text or error.ctx is None or not isinstance(error.ctx.command, click.Group):
-        return ""
-    name = text.split("'")[1] if "'" in text else ""
-    near = difflib.get_close_matches(name, error.ctx.command.list_commands(error.ctx), n=1)
-    return f" Did you mean '{near[0]}'?" if near and "Did you mean" not in text else ""
-
-
-__all__ = ["UsageError", "app", "bisect", "invoke", "soak"]

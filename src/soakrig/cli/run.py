@@ -140,13 +140,15 @@ def run(
 
     \b
     Examples:
-      soak run                                      60 turns on the embedded engine
-      soak run --url http://127.0.0.1:8000 --pid 4242 --engine-log vllm.log --for 8h
-      soak run --set VLLM_MOE_DMA_STAGING=0 --turns 600 --gate 'ttft_p99 < 20s'
-      soak run --transcript runs/latest             send a run again, byte for byte
+      soak run                              60 turns on the embedded engine
+      soak run --turns 600 --gate 'ttft_p99 < 20s'
+      soak run --url http://127.0.0.1:8000 --pid 4242 --for 8h
+      soak run --set VLLM_MOE_DMA_STAGING=0 --arg=--max-num-seqs=1
+      soak run --transcript runs/latest     send a run again, byte for byte
 
-    Exit codes: 0 pass, 1 fail, 2 inconclusive, 3 refused, 64 usage error. Ctrl-C once ends after the turns in flight
-    and still judges; twice ends at once.
+    Exit codes: 0 pass, 1 fail, 2 inconclusive, 3 refused, 64 usage error.
+
+    Ctrl-C once ends after the turns in flight and still judges; twice ends at once.
     """
     settings = parse_settings(set_ or [])
     if url is not None:
@@ -264,6 +266,7 @@ def _launched(
         engine_log=engine.log_path,
         exit_status=engine.exit_status,
         launched=True,
+        keeper_pid=engine.keeper_pid,
     )
 
 

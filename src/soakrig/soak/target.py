@@ -15,7 +15,8 @@ class Target:
     """``base_url`` has no ``/v1`` and no slash at its end.
 
     ``pid``: the engine's first process, where known; ``exit_status`` asks for its exit status (negative: a signal;
-    None: running or unknown). ``launched``: this tool started it. ``api_key`` is sent and never recorded.
+    None: running or unknown). ``launched``: this tool started it, and
+    ``keeper_pid`` is the parent of what it leaves behind. ``api_key`` is sent and never recorded.
     """
 
     base_url: str
@@ -24,6 +25,7 @@ class Target:
     engine_log: Path | None = None
     exit_status: Callable[[], int | None] = lambda: None
     launched: bool = False
+    keeper_pid: int | None = None
     api_key: str = ""
     context_limit: int | None = None
 

@@ -78,7 +78,7 @@ class WatchGroup:
             thread.join(grace)
             if thread.is_alive():
                 name: SourceName = next(w.source for w in self.watchers if f"watch-{w.source}" == thread.name)
-                self.sink.state(SourceState(name, "partial", f"the {name} watcher did not stop within {grace:g} s"))
+                self.sink.state(SourceState(name, "partial", f"the {name} watcher did not stop within {grace:g} s", untrusted=True))
 
     def _loop(self, watcher: Watcher) -> None:
         def one() -> None:
@@ -106,7 +106,7 @@ class WatchGroup:
             self.sink.state(SourceState(watcher.source, "absent", str(error)))
         except Exception as error:
             detail = f"the {watcher.source} watcher crashed: {type(error).__name__}: {error}"
-            self.sink.state(SourceState(watcher.source, "absent", detail))
+            self.sink.state(SourceState(watcher.source, "absent", detail, untrusted=True))
         else:
             return True
         return False

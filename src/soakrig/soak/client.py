@@ -1,28 +1,27 @@
 """The streaming client: one turn is one HTTP/1.1 request on a connection of its own, read as raw bytes.
 
-A connection of its own, so that a refusal is the engine's and never a stale keep-alive's. httpx speaks over aiohttp's
-transport, whose parser is C (see ``benchmarks/client.py`` for what that is worth).
+A connection of its own, so that a refusal is the engine's and never a stale keep-alive's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 
 import aiohttp
 import httpx
-from httpx_aiohttp import AiohttpTransport
 
 from soakrig.clock import Clock
 from soakrig.soak.reply import Reply
 from soakrig.soak.target import Target
+from soakrig.soak.transport import AiohttpStreams, RawStream
 
 TICK_S = 0.25
 BODY_LIMIT = 64 << 10
+ACCEPT = {"Accept": "text/event-stream"}
 MAX_EVENTS = 200_000
 """Events of one turn beyond which a server is taken to ignore every limit and to go on for ever."""
 
@@ -65,17 +64,13 @@ class ChatClient:
     flights: dict[int, _Flight] = field(default_factory=dict[int, _Flight])
     _http: httpx.AsyncClient | None = None
     _watch: asyncio.Task[None] | None = None
+    _urls: dict[str, httpx.URL] = field(default_factory=dict[str, httpx.URL])
 
     async def __aenter__(self) -> ChatClient:
-        def session() -> aiohttp.ClientSession:
-            connector = aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=_no_delay_socket)
-            return aiohttp.ClientSession(connector=connector, read_bufsize=1 << 18)
-
+        self._transport = AiohttpStreams(connect=self.timeouts.connect)
+        self._headers = httpx.Headers({"Content-Type": "application/json", **ACCEPT, **self.target.headers})
         self._http = httpx.AsyncClient(
-            transport=AiohttpTransport(client=session, trust_env=False),
-            timeout=httpx.Timeout(None, connect=self.timeouts.connect),
-            trust_env=False,
-            headers={"Content-Type": "application/json", "Accept": "text/event-stream", **self.target.headers},
+            transport=self._transport, timeout=httpx.Timeout(None), trust_env=False, headers=self.target.headers
         )
         self._watch = asyncio.create_task(self._stall_watch(), name="stall-watch")
         return self
@@ -118,33 +113,41 @@ class ChatClient:
             return None
 
     async def _exchange(self, reply: Reply, body: bytes, path: str) -> None:
-        assert self._http is not None
         monotonic = self.clock.monotonic
         try:
-            async with self._http.stream("POST", f"{self.target.base_url}{path}", content=body) as response:
+            # Straight to the transport and its raw stream: redirects, cookies and decoding have no place in a turn, and
+            # cost as much as the rest of the client (benchmarks/client.py).
+            request = httpx.Request("POST", self._url(path), headers=self._headers, content=body)
+            response = await self._transport.handle_async_request(request)
+            stream = response.stream
+            assert isinstance(stream, RawStream)
+            try:
                 reply.status = response.status_code
-                reply.content_type = response.headers.get("content-type", "")
                 if response.status_code != 200:
-                    await _read_body(reply, response)
+                    await _read_body(reply, stream)
                 else:
-                    feed = reply.feed
-                    async for chunk in response.aiter_raw():
+                    feed, read = reply.feed, stream.read
+                    while chunk := await read():
                         feed(chunk, monotonic())
                         if reply.events > self.max_events:
                             reply.finish("runaway", monotonic(), f"more than {self.max_events} events in one turn")
                             return
+            finally:
+                await stream.aclose()
             reply.finish("eof", monotonic())
-        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            ended = "refused" if reply.status is None and _never_connected(error) else "no_response"
-            if reply.status is not None:
-                ended = "reset"
-            reply.finish(ended, monotonic(), _short(error))
+        except httpx.ConnectError as error:
+            reply.finish("refused", monotonic(), _short(error))
+        except httpx.RemoteProtocolError as error:
+            reply.malformed = f"no HTTP answer: {_short(error)}"
+            reply.finish("eof", monotonic())
         except (httpx.HTTPError, aiohttp.ClientError, OSError) as error:
-            ended = "reset" if reply.status is not None else "no_response"
-            if reply.status is None and _is_bad_http(error):
-                reply.malformed = f"no HTTP answer: {_short(error)}"
-                ended = "eof"
-            reply.finish(ended, monotonic(), _short(error))
+            reply.finish("reset" if reply.status is not None else "no_response", monotonic(), _short(error))
+
+    def _url(self, path: str) -> httpx.URL:
+        url = self._urls.get(path)
+        if url is None:
+            url = self._urls[path] = httpx.URL(f"{self.target.base_url}{path}")
+        return url
 
     async def _stall_watch(self) -> None:
         before = self.clock.monotonic()
@@ -172,34 +175,16 @@ class ChatClient:
                 flight.size = -2
 
 
-async def _read_body(reply: Reply, response: httpx.Response) -> None:
+async def _read_body(reply: Reply, stream: RawStream) -> None:
     parts: list[bytes] = []
-    size = 0
-    async for chunk in response.aiter_bytes():
+    while chunk := await stream.read():
         parts.append(chunk)
-        size += len(chunk)
-        reply.size = size
-        if size > BODY_LIMIT:
+        reply.size += len(chunk)
+        if reply.size > BODY_LIMIT:
             break
     reply.body = b"".join(parts)[:BODY_LIMIT]
 
 
-def _no_delay_socket(info: tuple[int, int, int, str, tuple[str, int] | tuple[str, int, int, int]]) -> socket.socket:
-    family, kind, protocol, _, _ = info
-    made = socket.socket(family, kind, protocol)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return made
-
-
-def _never_connected(error: BaseException) -> bool:
-    """The transport maps every broken connection to ConnectTimeout; the cause tells a refusal from a later break."""
-    return isinstance(error.__cause__, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError))
-
-
-def _is_bad_http(error: BaseException) -> bool:
-    return isinstance(error, aiohttp.ClientResponseError) or isinstance(error.__cause__, aiohttp.ClientResponseError)
-
-
 def _short(error: BaseException) -> str:
     text = str(error).strip().splitlines()
-    return text[0][:200] if text else type(error.__cause__ or error).__name__
+    return text[0][:200] if text else type(error).__name__

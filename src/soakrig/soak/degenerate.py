@@ -8,6 +8,7 @@ MAX_PERIOD = 128
 MIN_CYCLES = 6
 TAIL_SHARE = 0.5
 WINDOW = 4096
+PROBE = 32
 MIN_GARBAGE = 16
 GARBAGE_SHARE = 0.3
 
@@ -22,6 +23,8 @@ def why_degenerate(text: str) -> str:
     garbage = text.count("\0") + text.count("\ufffd")
     if garbage >= MIN_GARBAGE and garbage >= GARBAGE_SHARE * len(text):
         return f"{garbage} of {len(text)} characters are NUL or U+FFFD"
+    if len(text) < MIN_TAIL or text.rfind(text[-PROBE:], -PROBE - MAX_PERIOD, -1) < 0:
+        return ""  # the last 32 characters stand at no distance of up to 128 before: no such cycle can end here
     window = text[-WINDOW:]
     period, length = repeated_tail(window)
     if period and length >= MIN_TAIL and length >= MIN_CYCLES * period and length >= TAIL_SHARE * len(window):

@@ -38,7 +38,6 @@ class Reply:
 
     sent_at: float = 0.0
     status: int | None = None
-    content_type: str = ""
     body: bytes = b""
     ending: Ending = "open"
     ending_detail: str = ""
@@ -62,7 +61,7 @@ class Reply:
     usage_tail: bool = False
     fingerprint: str = ""
     raw: list[bytes] = field(default_factory=list[bytes])
-    raw_kept: int = 0
+    raw_dropped: int = 0
     parser: SSEParser = field(default_factory=SSEParser)
 
     @property
@@ -87,7 +86,9 @@ class Reply:
         if self.first_byte_at is None:
             self.first_byte_at = now
         self.size += len(chunk)
-        self._keep(chunk)
+        self.raw.append(chunk)
+        if self.size - self.raw_dropped > 2 * KEPT_BYTES:
+            self._drop_oldest()
         if self.malformed:
             return
         try:
@@ -201,9 +202,6 @@ class Reply:
             message = error.get("message") if isinstance(error, dict) else None
             self.error = str(message or error)[:500]
 
-    def _keep(self, chunk: bytes) -> None:
-        self.raw.append(chunk)
-        self.raw_kept += len(chunk)
-        if self.raw_kept > KEPT_BYTES + (KEPT_BYTES >> 2):
-            kept = b"".join(self.raw)[-KEPT_BYTES:]
-            self.raw, self.raw_kept = [kept], len(kept)
+    def _drop_oldest(self) -> None:
+        kept = b"".join(self.raw)[-KEPT_BYTES:]
+        self.raw, self.raw_dropped = [kept], self.size - len(kept)

@@ -39,6 +39,7 @@ from soakrig.soak.target import Target
 from soakrig.soak.watch.all_watchers import Watchers, all_watchers
 from soakrig.soak.watch.watcher import Sample, WatchGroup
 
+
 @dataclass
 class RunSpec:
     """What a run is to do. ``conversations`` makes the load once the target has said what it is; ``settle_*``: how

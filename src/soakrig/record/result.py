@@ -74,12 +74,16 @@ class EngineEnd(_Part):
 
 
 class Quantiles(_Part):
+    """Seconds; None without a value."""
+
     p50: float | None = None
     p90: float | None = None
     p99: float | None = None
 
 
 class Rates(_Part):
+    """Tokens a second; p10 is the slow end."""
+
     p10: float | None = None
     p50: float | None = None
     p90: float | None = None
@@ -98,6 +102,8 @@ class Latency(_Part):
 
 
 class Source(_Part):
+    """How well one source was watched, over the whole run; see ``record.signal.SourceState``."""
+
     state: Literal["live", "partial", "absent"] = "absent"
     detail: str = "not asked for"
     lost: int = 0

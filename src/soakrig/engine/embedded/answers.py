@@ -16,6 +16,7 @@ MIN_LOGPROB = -9999.0
 
 
 def usage_object(prompt: int, completion: int, cached: int) -> Json:
+    """The ``usage`` object of OpenAI's API, in tokens."""
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,

@@ -32,10 +32,12 @@ class _FailedError(Exception):
 
 
 def json_response(body: Any, status: int = 200) -> Response:
+    """A JSON answer."""
     return Response(orjson.dumps(body), status_code=status, media_type="application/json")
 
 
 def error_body(message: str, code: int, kind: str = "InternalServerError") -> Json:
+    """OpenAI's error object; ``code`` is the HTTP status."""
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 

@@ -82,21 +82,31 @@ class _Body(BaseModel):
 
 
 class StreamOptions(_Body):
+    """``stream_options``."""
+
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
 
 class ContentPart(_Body):
+    """One part of a message whose content is a list; text only."""
+
     type: Literal["text"]
     text: str
 
 
 class CalledFunction(_Body):
+    """Name and JSON arguments of a call in the history."""
+
     name: str
     arguments: str
 
 
 class ToolCall(_Body):
+    """One entry of ``tools``."""
+
+    """A call in the history."""
+
     id: str | None = None
     type: Literal["function"] = "function"
     index: int | None = None
@@ -104,6 +114,8 @@ class ToolCall(_Body):
 
 
 class Message(_Body):
+    """One message; reasoning is taken under both names."""
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
     name: str | None = None
@@ -124,6 +136,8 @@ class Message(_Body):
 
 
 class Function(_Body):
+    """A function on offer; ``parameters`` is its JSON schema."""
+
     name: Annotated[str, Field(min_length=1, max_length=256)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -136,10 +150,14 @@ class Tool(_Body):
 
 
 class NamedFunction(_Body):
+    """The name in a ``tool_choice`` object."""
+
     name: str
 
 
 class NamedTool(_Body):
+    """``tool_choice`` as an object."""
+
     type: Literal["function"] = "function"
     function: NamedFunction
 
@@ -180,6 +198,8 @@ class Generation(_Body):
 
 
 class ChatRequest(Generation):
+    """The body of ``/v1/chat/completions``."""
+
     messages: Annotated[list[Message], Field(min_length=1)]
     tools: list[Tool] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
@@ -220,6 +240,8 @@ class ChatRequest(Generation):
 
 
 class CompletionRequest(Generation):
+    """The body of ``/v1/completions``."""
+
     prompt: str | list[Annotated[int, Field(ge=0)]] | list[str]
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
@@ -234,6 +256,8 @@ class CompletionRequest(Generation):
 
 
 class TokenizeRequest(_Body):
+    """The body of ``/tokenize``."""
+
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None

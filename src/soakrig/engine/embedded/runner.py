@@ -31,6 +31,8 @@ class StepStats:
 
 @dataclass(slots=True)
 class StepResult:
+    """What one step of the model brought."""
+
     events: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     stats: StepStats = field(default_factory=StepStats)
 

@@ -33,6 +33,7 @@ class Framing:
 
 
 def frame(message: dict[str, Any]) -> bytes:
+    """A message with its length before it, as it goes over the connection."""
     body = orjson.dumps(message, option=orjson.OPT_SERIALIZE_NUMPY)
     return len(body).to_bytes(4, "big") + body
 

@@ -9,6 +9,9 @@ from typing import Any
 
 from soakrig.errors import UsageError
 
+EXPLANATION = "Why, in one sentence."
+"""Editors ask for one with every call."""
+
 ToolDefinition = dict[str, Any]
 """One entry of a request's ``tools``: ``{"type": "function", "function": {name, description, parameters}}``."""
 
@@ -46,6 +49,7 @@ def _definition(name: str, entry: dict[str, str]) -> ToolDefinition:
         properties[key.rstrip("?")] = {**_schema(kind), "description": text}
         if not key.endswith("?"):
             required.append(key)
+    properties["explanation"] = {"type": "string", "description": EXPLANATION}
     parameters = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 

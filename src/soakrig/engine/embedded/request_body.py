@@ -103,8 +103,6 @@ class CalledFunction(_Body):
 
 
 class ToolCall(_Body):
-    """One entry of ``tools``."""
-
     """A call in the history."""
 
     id: str | None = None
@@ -145,6 +143,8 @@ class Function(_Body):
 
 
 class Tool(_Body):
+    """One entry of ``tools``."""
+
     type: Literal["function"] = "function"
     function: Function
 

@@ -47,9 +47,13 @@ class PreflightRefusedError(SoakrigError):
 
 
 class EngineStartError(SoakrigError):
-    """The engine was started and died or stayed silent before it was ready."""
+    """The engine was started and died or stayed silent before it was ready; ``exit_status`` where it died."""
 
     exit_code = 1
+
+    def __init__(self, message: str, *, remedy: str = "", exit_status: int | None = None) -> None:
+        super().__init__(message, remedy=remedy)
+        self.exit_status = exit_status
 
 
 class TargetError(SoakrigError):

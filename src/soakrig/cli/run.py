@@ -33,6 +33,7 @@ from soakrig.soak.probe import Probe
 from soakrig.soak.run import RunSpec, SoakRun
 from soakrig.soak.target import Target, check_pid, parse_url
 from soakrig.soak.transcript import TranscriptConversation, read_transcript, transcript_facts
+from soakrig.soak.watch.kernel_log import KernelLogWatcher
 
 LOAD, ENGINE, WATCH, ENDING = "The load", "The engine", "What is watched", "Verdict and output"
 
@@ -151,6 +152,7 @@ def run(
     Ctrl-C once ends after the turns in flight and still judges; twice ends at once.
     """
     settings = parse_settings(set_ or [])
+    KernelLogWatcher(kernel_log, RealClock())  # refuses an impossible choice before anything is started
     if url is not None:
         _refuse("with --url, the server is already running", engine=engine, set=set_, arg=arg, port=port)
     else:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from soakrig.engine.launcher import EngineProcess, launch
 from soakrig.engine.ports import refuse_if_taken
-from soakrig.errors import UsageError
+from soakrig.errors import EngineStartError, UsageError
 
 BUNDLED = ("embedded",)
 PASSED_ON = re.compile(
@@ -60,16 +60,21 @@ def launch_embedded(
 ) -> EngineProcess:
     """Start the embedded engine with its log and port file in ``folder`` and wait until it is ready.
 
-    Raises ``PreflightRefusedError`` when ``port`` is taken (naming who holds it) and ``EngineStartError`` when it does
-    not come up.
+    Raises ``PreflightRefusedError`` when ``port`` is taken (naming who holds it), ``UsageError`` when it refuses a
+    flag or a setting, and ``EngineStartError`` when it does not come up.
     """
     refuse_if_taken(port)
     port_file = folder / "engine.port"
     argv = [sys.executable, "-m", "soakrig.engine.embedded", "--port", str(port), "--port-file", str(port_file), *flags]
-    return launch(
-        argv,
-        env=engine_environment(settings),
-        log_path=folder / "engine.log",
-        port_file=port_file,
-        timeout=timeout,
-    )
+    try:
+        return launch(
+            argv,
+            env=engine_environment(settings),
+            log_path=folder / "engine.log",
+            port_file=port_file,
+            timeout=timeout,
+        )
+    except EngineStartError as error:
+        if error.exit_status == UsageError.exit_code:  # it refused a flag or a setting, as its own command would
+            raise UsageError(error.message, remedy=error.remedy) from error
+        raise

@@ -259,10 +259,12 @@ def _wait_ready(
     timeout: float,
     log_start: int,
 ) -> None:
-    def fail(what: str, remedy: str) -> EngineStartError:
+    def fail(what: str, remedy: str, status: int | None = None) -> EngineStartError:
         tail = log_tail(engine.log_path, log_start)
         shown = f"; its last words:\n{tail}" if tail else "; it wrote nothing"
-        return EngineStartError(f"{what}{shown}", remedy=f"{remedy}; the whole log is {engine.log_path}")
+        return EngineStartError(
+            f"{what}{shown}", remedy=f"{remedy}; the whole log is {engine.log_path}", exit_status=status
+        )
 
     deadline = time.monotonic() + timeout
     reason = engine.wait_started()
@@ -275,7 +277,8 @@ def _wait_ready(
             end = time.monotonic() + 1.0
             while engine.exit_status() is None and time.monotonic() < end:
                 time.sleep(_POLL)
-            raise fail(f"the engine ended before it was ready, {_how(engine.exit_status())}", "see why in the log")
+            status = engine.exit_status()
+            raise fail(f"the engine ended before it was ready, {_how(status)}", "see why in the log", status)
         if up:
             return
         if time.monotonic() >= deadline:

@@ -47,6 +47,7 @@ class Load:
     dead: bool = False
     bad: int = 0
     current: dict[int, tuple[Turn, Reply]] = field(default_factory=dict[int, tuple[Turn, Reply]])
+    last: tuple[Turn, Reply] | None = None
     started_at: float = 0.0
 
     async def run(self, conversations: Sequence[Conversation]) -> None:
@@ -63,8 +64,8 @@ class Load:
             self.ended, self.detail = reason, detail
 
     def in_flight(self) -> list[tuple[Turn, Reply]]:
-        """Turns in flight with what has come of their answers."""
-        return list(self.current.values())
+        """Turns in flight with what has come of their answers; the last one that ended where none is."""
+        return list(self.current.values()) or ([self.last] if self.last is not None else [])
 
     def _may_go_on(self, turns_done: int) -> bool:
         if self.ended is not None:
@@ -98,6 +99,7 @@ class Load:
             raise
         finally:
             self.current.pop(turn.conversation, None)
+            self.last = (turn, reply)
         outcome = classify(reply, accept=self.accept, tools=turn.tools, engine_dead=self.dead)
         if outcome.name == "ok":
             life = await self.liveness.quick()

@@ -113,18 +113,20 @@ class SoakRun:
         async with client:
             probed = await probe(client, self.target.model)
             conversations = self.spec.conversations(probed)
+            watchers = all_watchers(self.target, self.spec.kernel_log, self.clock, self._keep_kernel_line)
             manifest = self._manifest(probed)
             self.store = RunStore.create(self.spec.runs_dir, manifest)
             self.folder = self.store.folder
             self.judge = Judge(manifest)
             self.evidence = Evidence(self.store, self.spec.keep_text, self.target.engine_log)
             try:
-                return await self._watched(client, probed, conversations)
+                return await self._watched(client, probed, conversations, watchers)
             finally:
                 self.store.close()
 
-    async def _watched(self, client: ChatClient, probed: Probe, conversations: Sequence[Conversation]) -> Result:
-        watchers = all_watchers(self.target, self.spec.kernel_log, self.clock, self._keep_kernel_line)
+    async def _watched(
+        self, client: ChatClient, probed: Probe, conversations: Sequence[Conversation], watchers: Watchers
+    ) -> Result:
         client.progressing = lambda: watchers.progressing(self.spec.timeouts.stall)
         client.on_lag = lambda seconds: self._take(ToolLagged(self.clock.time(), self.clock.monotonic(), seconds))
         liveness = Liveness(

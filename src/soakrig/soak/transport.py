@@ -7,7 +7,6 @@ opens a connection for each request, and keeps httpx's requests, responses and e
 
 from __future__ import annotations
 
-import socket
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -45,7 +44,7 @@ class AiohttpStreams(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         if self._session is None:
-            connector = aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=_no_delay_socket)
+            connector = aiohttp.TCPConnector(limit=0, force_close=True)
             self._session = aiohttp.ClientSession(
                 connector=connector,
                 timeout=self._timeout,
@@ -73,13 +72,6 @@ class AiohttpStreams(httpx.AsyncBaseTransport):
     async def aclose(self) -> None:
         if self._session is not None:
             await self._session.close()
-
-
-def _no_delay_socket(info: tuple[int, int, int, str, tuple[str, int] | tuple[str, int, int, int]]) -> socket.socket:
-    family, kind, protocol, _, _ = info
-    made = socket.socket(family, kind, protocol)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return made
 
 
 def _short(error: BaseException) -> str:

@@ -88,7 +88,7 @@ def test_nothing_listens_there(tmp_path: Path, capsys: pytest.CaptureFixture[str
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{held.getsockname()[1]}"
-        assert invoke(["run", "--url", url, "--runs-dir", str(tmp_path)]) == 64
+        assert invoke(["run", "--url", url, "--runs-dir", str(tmp_path)]) == 3
     assert "nothing answered" in capsys.readouterr().err
 
 
@@ -194,3 +194,17 @@ def test_the_engine_s_environment_is_of_known_names_only() -> None:
         "PATH": "/bin", "VLLM_X": "2", "CUDA_VISIBLE_DEVICES": "0", "MINE": "yes", "PYTHONUNBUFFERED": "1",
     }  # fmt: skip
     assert parse_settings(["A=1", "B=x=y"]) == {"A": "1", "B": "x=y"}
+
+
+def test_turns_as_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import pandas as pd
+
+    stored(tmp_path, *FAULTY)
+    table = tmp_path / "turns.csv"
+    assert invoke(["report", "--runs-dir", str(tmp_path), "--csv", str(table)]) == 1
+    rows = pd.read_csv(table)
+    assert list(rows["turn"]) == [1, 2, 3]
+    assert list(rows["outcome"]) == ["ok", "ok", "truncated"]
+    assert rows["decode_tokens_per_s"].iloc[0] == pytest.approx(40.0)
+    assert invoke(["report", "--runs-dir", str(tmp_path), "--csv", "/nowhere/x.csv"]) == 64
+    assert "cannot be written" in capsys.readouterr().err

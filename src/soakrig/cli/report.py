@@ -8,9 +8,11 @@ from typing import Annotated
 import orjson
 import typer
 
+from soakrig.errors import UsageError
 from soakrig.record.judge import Judge
 from soakrig.record.result import Result
 from soakrig.record.store import RESULT, RunReader, find_run, write_private
+from soakrig.record.table import turns_table
 from soakrig.reports.series import Series
 from soakrig.reports.terminal import print_report, report_console
 
@@ -21,6 +23,9 @@ def report(
     rejudge: Annotated[
         bool, typer.Option("--rejudge", help="Derive the verdict again from the events and replace result.json.")
     ] = False,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", help="Also write one row a turn to this file, for a spreadsheet or pandas.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print result.json's object on standard output.")] = False,
 ) -> None:
     """Print a run's report. A run that was cut off is judged from its events; exits with the verdict's code."""
@@ -34,6 +39,8 @@ def report(
     if rejudge and not reader.running():
         data = orjson.dumps(result.to_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
         write_private(reader.folder / RESULT, data)
+    if csv is not None:
+        _write_csv(reader, csv)
     if as_json:
         typer.echo(orjson.dumps(result.to_json()).decode())
     else:
@@ -43,3 +50,10 @@ def report(
             console.print(f"This run {what}; judged from the events so far.\n", style="yellow")
         print_report(console, result, series, reader.folder)
     raise typer.Exit(result.exit_code)
+
+
+def _write_csv(reader: RunReader, path: Path) -> None:
+    try:
+        turns_table(reader.events()).to_csv(path, index=False)
+    except OSError as error:
+        raise UsageError(f"--csv {path} cannot be written: {error.strerror or error}") from error

@@ -20,6 +20,7 @@ from soakrig.engine.launcher import EngineProcess
 from soakrig.errors import UsageError
 from soakrig.record.gates import parse_gate
 from soakrig.record.manifest import Plan
+from soakrig.record.redaction import redact_flags, redact_settings
 from soakrig.record.result import Result
 from soakrig.record.store import new_run_id
 from soakrig.reports.live import LiveView
@@ -196,7 +197,7 @@ def run(
         on_fault=cast(Literal["stop", "continue"], _one_of("--on-fault", on_fault, ("stop", "continue"))),
         keep_text=transcript is None or keep_text,
         transcript=facts,
-        settings={"set": settings, "args": arg or []} if url is None else {},
+        settings={"set": redact_settings(settings), "args": redact_flags(arg or [])} if url is None else {},
         launched=None if url is not None else "embedded",
         runs_dir=runs_dir,
         run_id=new_run_id(name),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ def fingerprint(settings: dict[str, Any], engine_version: str = "") -> dict[str,
         "machine": platform.machine(),
         "nvidia_driver": _first_line("/sys/module/nvidia/version"),
         "engine": engine_version or str(settings.get("engine", {}).get("version", "")),
-        "torch": _version("torch"),
         "settings_sha256_16": hashlib.sha256(orjson.dumps(settings, option=orjson.OPT_SORT_KEYS)).hexdigest()[:16],
     }
 
@@ -42,11 +40,4 @@ def _first_line(path: str) -> str:
     try:
         return Path(path).read_text("utf-8").split("\n", 1)[0].strip()
     except OSError:
-        return ""
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
         return ""

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from soakrig.errors import TargetError
+from soakrig.errors import PreflightRefusedError, TargetError
 from soakrig.soak.client import ChatClient
 
 
@@ -30,12 +30,14 @@ class Probe:
 
 
 async def probe(client: ChatClient, model: str = "") -> Probe:
-    """Ask. Raises ``TargetError`` with what was answered when this is no OpenAI-compatible server or the named model
-    is not among its models."""
+    """Ask. Raises ``PreflightRefusedError`` when nothing answers, and ``TargetError`` with what was answered when this
+    is no OpenAI-compatible server or the named model is not among its models."""
     url = client.target.base_url
     response = await client.get("/v1/models", timeout=15.0)
     if response is None:
-        raise TargetError(f"nothing answered GET {url}/v1/models", remedy="Is the engine running and ready? See --url.")
+        raise PreflightRefusedError(
+            f"nothing answered GET {url}/v1/models", remedy="Is the engine running and ready? See --url."
+        )
     listed = _models(response.content) if response.status_code == 200 else None
     if listed is None:
         if not model:

@@ -39,9 +39,16 @@ def parse_url(text: str) -> str:
     from urllib.parse import urlsplit
 
     parts = urlsplit(text)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+    if (
+        parts.scheme not in ("http", "https")
+        or not parts.hostname
+        or parts.query
+        or parts.fragment
+        or "@" in parts.netloc
+    ):
         raise UsageError(
-            f"--url {text!r} is no URL of a server; expected http://HOST:PORT", remedy="Example: http://127.0.0.1:8000"
+            f"--url {text!r} is no URL of a server; expected http://HOST:PORT",
+            remedy="Example: http://127.0.0.1:8000 (a key goes into a variable that --api-key-env names).",
         )
     return text.rstrip("/").removesuffix("/v1").rstrip("/")
 

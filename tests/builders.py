@@ -49,6 +49,7 @@ def done(turn: int, at: float, outcome: Any = "ok", conversation: int = 0, **fie
         "output_tokens": 31,
         "counted": "usage",
         "deltas": 31,
+        "response_bytes": 6000,
         "context_tokens": 7000 + 100 * turn,
         "why": "" if outcome == "ok" else f"made {outcome}",
     }

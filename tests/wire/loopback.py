@@ -41,10 +41,10 @@ class Exchange:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
         self.reader, self.writer, self.number = reader, writer, number
         self.method = self.path = ""
-        self.body = b""
+        self.body = self.head_bytes = b""
 
     async def read(self) -> bool:
-        head = await self.reader.readuntil(b"\r\n\r\n")
+        head = self.head_bytes = await self.reader.readuntil(b"\r\n\r\n")
         self.method, self.path, _ = head.split(b"\r\n")[0].decode().split(" ", 2)
         length = 0
         for line in head.split(b"\r\n"):

@@ -21,7 +21,13 @@ from wire import loopback
 
 
 def spec(
-    folder: Path, *, turns: int = 3, options: LoadOptions | None = None, stall: float = 0.6, **more: Any
+    folder: Path,
+    *,
+    turns: int = 3,
+    options: LoadOptions | None = None,
+    stall: float = 0.6,
+    first_byte: float = 0.0,
+    **more: Any,
 ) -> RunSpec:
     options = options or LoadOptions(tools=2, max_tokens=64)
     kernel_log = folder / "kernel-source.log"
@@ -30,13 +36,19 @@ def spec(
         "reproducer": "agent-loop",
         "plan": Plan(conversations=options.conversations, turns=turns),
         "conversations": lambda probe: AGENT_LOOP.load(options, probe),
-        "timeouts": Timeouts(connect=2.0, stall=stall, first_byte=stall),
+        "timeouts": Timeouts(connect=2.0, stall=stall, first_byte=max(first_byte, stall)),
         "kernel_log": str(kernel_log),
         "runs_dir": folder / "runs",
         "settle_clean_s": 0.15,
         "settle_bad_s": 0.15,
+        "retry_s": 0.05,
     }
     return RunSpec(**{**base, **more})
+
+
+def is_canary(x: loopback.Exchange) -> bool:
+    """Whether a request is the tool's own question and none of a conversation."""
+    return b'"tools"' not in x.body
 
 
 async def soak_async(

@@ -27,7 +27,9 @@ async def settled(condition: Callable[[], bool]) -> None:
 class Stalling:
     """A client with one request in flight at a server that falls silent."""
 
-    def __init__(self, handler: loopback.Handler, progressing: Callable[[], bool | None] = lambda: None) -> None:
+    def __init__(
+        self, handler: loopback.Handler, progressing: Callable[[float], bool | None] = lambda within_s: None
+    ) -> None:
         self.clock, self.handler, self.progressing = FakeClock(), handler, progressing
         self.lags: list[float] = []
 
@@ -83,7 +85,7 @@ def test_a_long_prefill_is_not_hung_while_the_engine_s_counters_move() -> None:
 
     async def main() -> None:
         nonlocal moving
-        async with Stalling(loopback.headers_then_silence, lambda: moving) as s:
+        async with Stalling(loopback.headers_then_silence, lambda within_s: moving) as s:
             await settled(lambda: s.reply.status == 200)
             assert not await s.seconds(500)
             moving = False
@@ -95,7 +97,7 @@ def test_a_long_prefill_is_not_hung_while_the_engine_s_counters_move() -> None:
 
 def test_but_not_for_ever() -> None:
     async def main() -> None:
-        async with Stalling(loopback.headers_then_silence, lambda: True) as s:
+        async with Stalling(loopback.headers_then_silence, lambda within_s: True) as s:
             await settled(lambda: s.reply.status == 200)
             assert not await s.seconds(599)
             assert await s.seconds(2)
@@ -105,7 +107,7 @@ def test_but_not_for_ever() -> None:
 
 def test_moving_counters_do_not_excuse_silence_in_mid_stream() -> None:
     async def main() -> None:
-        async with Stalling(loopback.stall, lambda: True) as s:
+        async with Stalling(loopback.stall, lambda within_s: True) as s:
             await settled(lambda: s.reply.deltas == 5)
             assert await s.seconds(121)
 

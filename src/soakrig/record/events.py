@@ -102,7 +102,8 @@ class SourceChanged:
 
 @dataclass(slots=True)
 class EngineChecked:
-    """The engine was asked whether it lives. Written when it was found dead, and once at the end of a run.
+    """The engine was asked whether it lives (None: it could not be found out). Written when it was found dead, and once
+    at the end of a run.
 
     ``conversation`` and ``turn`` name the turn after which it was asked; ``how`` says by what evidence.
     """
@@ -110,7 +111,7 @@ class EngineChecked:
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     time: float
     mono: float
-    alive: bool
+    alive: bool | None
     how: str
     exit_status: int | None = None
     conversation: int | None = None

@@ -64,7 +64,7 @@ class ExposureCount:
             self._recent.append(span)
         if not self._open:
             self._stop_busy(event.mono)
-        if event.outcome in WORK_DONE and not self.closed:
+        if event.outcome in WORK_DONE and event.response_bytes and not self.closed:
             self.turns += 1
             self.prompt_tokens += event.prompt_tokens or 0
             self.output_tokens += event.output_tokens
@@ -76,6 +76,11 @@ class ExposureCount:
     def unfinished(self) -> list[tuple[int, int]]:
         """Turns sent and never finished."""
         return sorted(self._open)
+
+    def find(self, conversation: int | None, turn: int | None) -> Span | None:
+        """The span of a turn, where it is among the recent ones."""
+        spans = [*self._recent, *self._open.values()]
+        return next((s for s in spans if (s.conversation, s.turn) == (conversation, turn)), None)
 
     def at(self, mono: float, error_s: float = 0.0) -> Moment:
         """What was in flight at ``mono``, known within ``error_s``; else the turn that ended last before it."""

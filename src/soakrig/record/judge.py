@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 
+from soakrig.record.counters import CounterWatch
 from soakrig.record.events import (
     EngineChecked,
     Event,
     RunEnded,
+    SampleTaken,
     SignalSeen,
     SourceChanged,
     ToolLagged,
@@ -62,9 +64,11 @@ class Judge:
         self.ended: RunEnded | None = None
         self.first_sent: float | None = None
         self.last_done: float | None = None
+        self.counters = CounterWatch()
+        self._death: EngineChecked | None = None
 
     def feed(self, event: Event) -> None:
-        """Take one event in. Samples and notes change nothing."""
+        """Take one event in. Notes change nothing."""
         match event:
             case TurnSent():
                 if self.first_sent is None:
@@ -82,6 +86,8 @@ class Judge:
             case ToolLagged():
                 self.tool.lags += 1
                 self.tool.lag_max_s = max(self.tool.lag_max_s, event.seconds)
+            case SampleTaken():
+                self.counters.sample(event)
             case RunEnded():
                 self.ended = event
             case _:
@@ -135,6 +141,7 @@ class Judge:
     def _turn(self, event: TurnDone) -> None:
         self.exposure.done(event)
         self.latency.add(event)
+        self.counters.turn(event)
         self.outcomes[event.outcome] += 1
         self.accepted.update(event.accepted)
         self.last_done = event.mono
@@ -167,36 +174,33 @@ class Judge:
             return
         self.engine.alive, self.engine.how = event.alive, event.how
         self.engine.exit_status = event.exit_status
-        if not event.alive:
+        if event.alive is False:
             self.exposure.close(event.mono)
-            self._death_time, self._death_mono = event.time, event.mono
+            self._death = event
             conversation = event.conversation
             if conversation is None:
                 conversation = max(self.last_ok, key=lambda c: self.last_ok[c], default=0)
             self.engine.died_after_turn = self.last_ok.get(conversation, 0)
 
-    _death_time: float = 0.0
-    _death_mono: float = 0.0
-
     # -- the end -------------------------------------------------------------------------------------------------
 
     def _all_faults(self) -> list[Fault]:
         faults = self.faults.faults(simulated=self.manifest.simulated)
-        if self.engine.alive is False and not faults:
-            moment = self.exposure.at(self._death_mono)
-            span = moment.span
+        if self._death is not None and not faults:
+            found = self.exposure.find(self._death.conversation, self._death.turn)
+            span = found or self.exposure.at(self._death.mono).span
             status = self.engine.exit_status
             faults.append(
                 Fault(
                     signature="engine death" + (f", exit status {status}" if status is not None else ""),
                     source="liveness",
-                    time=self._death_time,
-                    turn=self.first_bad.turn if self.first_bad else span.turn if span else None,
-                    conversation=self.first_bad.conversation if self.first_bad else span.conversation if span else None,
+                    time=self._death.time,
+                    turn=span.turn if span else None,
+                    conversation=span.conversation if span else None,
                     context_tokens=span.context_tokens if span else None,
                     seconds_under_load=round(self.exposure.busy_seconds, 3),
                     raw=self.engine.how,
-                    attribution="exact" if self.first_bad else "nearest" if span else "none",
+                    attribution="exact" if found else "nearest" if span else "none",
                 )
             )
         return faults
@@ -244,9 +248,12 @@ class Judge:
         if aborted:
             verdict.unknown(f"{aborted} turn{'s' if aborted > 1 else ''} cut short by this tool")
         if self.engine.alive is None:
-            verdict.unknown("whether the engine lives was not found out at the end")
+            how = f": {self.engine.how}" if self.engine.how else ""
+            verdict.unknown(f"whether the engine lives was not found out at the end{how}")
         if self.tool.lag_max_s > LAG_LIMIT_S:
             verdict.unknown(f"this tool stood still for {self.tool.lag_max_s:.1f} s and did not watch in that time")
+        if self.counters.contradiction:
+            verdict.unknown(self.counters.contradiction)
         injected = self.faults.injected()
         if injected and not self.manifest.simulated:
             verdict.unknown(

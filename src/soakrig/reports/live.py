@@ -126,7 +126,7 @@ def _notable(event: Event) -> str:
             return f"{seen.severity}: {seen.signature or seen.kind}{mark}: {seen.raw[:200]}"
         case SourceChanged() if event.state.state != "live":
             return f"{event.state.name} {event.state.state}: {event.state.detail}"
-        case EngineChecked() if not event.alive and event.how:
+        case EngineChecked() if event.alive is False and event.how:
             return f"engine dead: {event.how}"
         case Note():
             return event.text

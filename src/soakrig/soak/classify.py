@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 import orjson
@@ -19,6 +19,14 @@ LENIENCIES: dict[str, str] = {
 }
 """What ``--accept`` can name: parts of the protocol that some engines are known to leave out."""
 
+TERMINAL = frozenset(
+    {"stop", "length", "tool_calls", "function_call", "content_filter", "eos", "eos_token", "stop_sequence", "end_turn"}
+)
+"""Finish reasons that end an answer: OpenAI's, and those of servers that speak its protocol with words of their own."""
+FAILED = frozenset({"abort", "aborted", "error", "cancelled", "canceled"})
+"""Finish reasons by which an engine says that it gave up."""
+
+_BLANK = re.compile(r"[\s\0\ufffd\u200b-\u200f\u2060\ufeff]*")
 _NAME = re.compile(r"^[A-Za-z0-9_.:-]{1,128}$")
 _MARKUP = re.compile(
     r"</?(?:arg_key|arg_value|tool_call|tool_calls|think)\b[^>]{0,40}>|<\|[a-z_\u2581]{2,40}\|>|<\uff5c"
@@ -86,10 +94,14 @@ def _stream(reply: Reply, accept: Collection[str]) -> tuple[Outcome | None, list
     if reply.events == 0:
         what = "only the terminator" if reply.terminated else f"no data event ({reply.size} bytes)"
         return Outcome("empty_200", what), accepted
-    if reply.ending == "reset":
-        return Outcome(
-            "truncated", f"the connection broke after {reply.deltas} deltas: {reply.ending_detail}"
-        ), accepted
+    reason = reply.finish_reason
+    if reason in FAILED:
+        return Outcome("error_frame", f"finish reason {reason!r}: the engine gave up"), accepted
+    if reason is not None and reason not in TERMINAL:
+        return Outcome("truncated", f"finish reason {reason!r} is none that ends an answer"), accepted
+    if reply.ending == "reset" and not (reason is not None and reply.terminated):
+        why = f"the connection broke after {reply.deltas} deltas: {reply.ending_detail}"
+        return Outcome("truncated", why), accepted
     if reply.finish_reason is None and not (reply.terminated and "null-finish" in accept):
         end = "a terminator but no finish reason" if reply.terminated else "neither finish reason nor terminator"
         return Outcome("truncated", f"{end} after {reply.deltas} deltas"), accepted
@@ -109,7 +121,7 @@ def _stream(reply: Reply, accept: Collection[str]) -> tuple[Outcome | None, list
 def _answer(reply: Reply, tools: Collection[str] | None) -> Outcome | None:
     """A whole stream: did it say anything?"""
     for number, call in sorted(reply.calls.items()):
-        why = _bad_call(call.name, call.argument_text, tools)
+        why = _bad_call(call.name, call.argument_text, tools, cut=reply.finish_reason == "length")
         if why:
             return Outcome("tool_malformed", f"call {number}: {why}")
     if reply.finish_reason == "tool_calls" and not reply.calls:
@@ -119,21 +131,23 @@ def _answer(reply: Reply, tools: Collection[str] | None) -> Outcome | None:
         why = why_degenerate(part)
         if why:
             return Outcome("degenerate", f"{name}: {why}")
-    if not reply.calls and not text.strip():
+    if not reply.calls and _BLANK.fullmatch(text):
         thought = sum(map(len, reply.reasoning))
         what = f"{thought} characters of reasoning only" if thought else "no content and no call"
         return Outcome("answerless", f"{what}, finish reason {reply.finish_reason!r}")
     return None
 
 
-def _bad_call(name: str, arguments: str, tools: Collection[str] | None) -> str:
+def _bad_call(name: str, arguments: str, tools: Collection[str] | None, *, cut: bool) -> str:
     """Why a call cannot be carried out, or an empty string."""
     if not _NAME.match(name):
         return f"name {name[:80]!r} is no function name"
     if tools is not None and name not in tools:
         return f"{name!r} is none of the {len(tools)} tools offered"
+    if cut and not arguments.strip():
+        return f"the call of {name} was cut before its arguments"
     try:
-        parsed = orjson.loads(arguments or "{}")
+        parsed = orjson.loads(arguments.strip() or "{}")
     except orjson.JSONDecodeError:
         loop = why_degenerate(arguments)
         return f"arguments of {name} are no JSON: {arguments[-80:]!r}" + (f"; {loop}" if loop else "")
@@ -142,4 +156,17 @@ def _bad_call(name: str, arguments: str, tools: Collection[str] | None) -> str:
     leak = _MARKUP.search(arguments)
     if leak or any("<" in key or ">" in key for key in parsed):
         return f"markup in the arguments of {name}: {(leak.group() if leak else arguments[:80])!r}"
-    return ""
+    loop = next((why for text in _strings(parsed) if (why := why_degenerate(text))), "")
+    return f"an argument of {name} carries no information: {loop}" if loop else ""
+
+
+def _strings(data: object) -> Iterator[str]:
+    """Every text in parsed JSON."""
+    if isinstance(data, str):
+        yield data
+    elif isinstance(data, dict):
+        for value in data.values():
+            yield from _strings(value)
+    elif isinstance(data, list):
+        for value in data:
+            yield from _strings(value)

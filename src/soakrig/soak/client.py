@@ -21,15 +21,18 @@ from soakrig.soak.transport import AiohttpStreams, RawStream
 
 TICK_S = 0.25
 BODY_LIMIT = 64 << 10
-ACCEPT = {"Accept": "text/event-stream"}
+MAX_BYTES = 64 << 20
+DRAIN_S = 2.0
+"""How long a stream may stay open after its terminator: a late error would come now."""
+ACCEPT = {"Accept": "text/event-stream", "Accept-Encoding": "identity"}
 MAX_EVENTS = 200_000
 """Events of one turn beyond which a server is taken to ignore every limit and to go on for ever."""
 
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Seconds. ``stall``: silence on an open connection, headers and first byte included. While the engine's own
-    counters move (``progressing``), silence before the first byte is allowed up to ``first_byte``: a long prefill."""
+    """Seconds. ``stall``: no token on an open connection, headers and keep-alives notwithstanding. While the engine's
+    own counters move (``progressing``), the first token is waited for up to ``first_byte``: a long prefill."""
 
     connect: float = 10.0
     stall: float = 120.0
@@ -42,8 +45,14 @@ class _Flight:
 
     reply: Reply
     timeout: asyncio.Timeout
-    size: int = -1
+    mark: tuple[int, bool, int] = (-1, False, 0)
     silent: float = 0.0
+
+    def progress(self) -> tuple[int, bool, int]:
+        """What moves only when the engine does: keep-alive comments and empty deltas are no progress."""
+        reply = self.reply
+        other = reply.size if reply.status is not None and reply.status != 200 else 0
+        return reply.deltas, reply.finish_reason is not None, other
 
 
 @dataclass
@@ -51,14 +60,14 @@ class ChatClient:
     """Sends request bodies to ``/v1/chat/completions`` and returns what came back. Never raises for what a server
     does; use it as an async context manager.
 
-    ``progressing`` says whether the engine's counters have moved within the stall limit (None: cannot be told).
+    ``progressing`` says whether the engine's counters have moved within so many seconds (None: cannot be told).
     The stall watch counts only time in which this tool was awake, so that a suspended tool finds nobody hung.
     """
 
     target: Target
     clock: Clock
     timeouts: Timeouts = field(default_factory=Timeouts)
-    progressing: Callable[[], bool | None] = lambda: None
+    progressing: Callable[[float], bool | None] = lambda within_s: None
     on_lag: Callable[[float], None] = lambda seconds: None
     max_events: int = MAX_EVENTS
     flights: dict[int, _Flight] = field(default_factory=dict[int, _Flight])
@@ -96,7 +105,8 @@ class ChatClient:
                 await self._exchange(reply, body, path)
         except TimeoutError:
             silent = self.flights[id(reply)].silent
-            reply.finish("stalled", self.clock.monotonic(), f"no byte for {silent:.1f} s, connection open")
+            what = "no byte" if reply.size == 0 else "no token"
+            reply.finish("stalled", self.clock.monotonic(), f"{what} for {silent:.1f} s, connection open")
         except asyncio.CancelledError:
             reply.finish("cut_by_tool", self.clock.monotonic())
             raise
@@ -108,9 +118,14 @@ class ChatClient:
         """A small GET beside the load; None when nothing answered in time."""
         assert self._http is not None
         try:
-            return await self._http.get(f"{self.target.base_url}{path}", timeout=timeout)
-        except (httpx.HTTPError, OSError):
+            async with asyncio.timeout(timeout):
+                return await self._http.get(f"{self.target.base_url}{path}")
+        except (httpx.HTTPError, aiohttp.ClientError, OSError):  # TimeoutError is an OSError
             return None
+
+    def received(self) -> int:
+        """Tokens that came in on all streams in flight: moves while the engine answers anybody."""
+        return sum(flight.reply.deltas for flight in self.flights.values())
 
     async def _exchange(self, reply: Reply, body: bytes, path: str) -> None:
         monotonic = self.clock.monotonic
@@ -129,19 +144,31 @@ class ChatClient:
                     feed, read = reply.feed, stream.read
                     while chunk := await read():
                         feed(chunk, monotonic())
-                        if reply.events > self.max_events:
-                            reply.finish("runaway", monotonic(), f"more than {self.max_events} events in one turn")
+                        if reply.terminated or reply.malformed:
+                            break
+                        if reply.events > self.max_events or reply.size > MAX_BYTES:
+                            what = f"{reply.events} events and {reply.size} bytes in one turn, and no end"
+                            reply.finish("runaway", monotonic(), what)
                             return
+                    if reply.terminated and not reply.malformed:
+                        await self._drain(reply, stream)
             finally:
                 await stream.aclose()
             reply.finish("eof", monotonic())
         except httpx.ConnectError as error:
             reply.finish("refused", monotonic(), _short(error))
         except httpx.RemoteProtocolError as error:
-            reply.malformed = f"no HTTP answer: {_short(error)}"
+            reply.malformed = f"{'no HTTP answer' if reply.status is None else 'broken HTTP'}: {_short(error)}"
             reply.finish("eof", monotonic())
         except (httpx.HTTPError, aiohttp.ClientError, OSError) as error:
             reply.finish("reset" if reply.status is not None else "no_response", monotonic(), _short(error))
+
+    async def _drain(self, reply: Reply, stream: RawStream) -> None:
+        """After the terminator: what still comes is read, and a connection that stays open is left."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_S):
+                while chunk := await stream.read():
+                    reply.feed(chunk, self.clock.monotonic())
 
     def _url(self, path: str) -> httpx.URL:
         url = self._urls.get(path)
@@ -161,18 +188,19 @@ class ChatClient:
                 passed = TICK_S
             progressing = None
             for flight in list(self.flights.values()):
-                if flight.reply.size != flight.size:
-                    flight.size, flight.silent = flight.reply.size, 0.0
+                mark = flight.progress()
+                if mark != flight.mark or flight.reply.terminated:
+                    flight.mark, flight.silent = mark, 0.0
                     continue
                 flight.silent += passed
                 if flight.silent < self.timeouts.stall:
                     continue
-                if flight.reply.first_byte_at is None and flight.silent < self.timeouts.first_byte:
-                    progressing = self.progressing() if progressing is None else progressing
+                if flight.reply.deltas == 0 and flight.silent < self.timeouts.first_byte:
+                    progressing = self.progressing(self.timeouts.stall) if progressing is None else progressing
                     if progressing:
                         continue
-                flight.timeout.reschedule(asyncio.get_running_loop().time())
-                flight.size = -2
+                if not flight.timeout.expired():
+                    flight.timeout.reschedule(asyncio.get_running_loop().time())
 
 
 async def _read_body(reply: Reply, stream: RawStream) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+MIN_ONE = 16
 MIN_TAIL = 64
 """Characters of repetition below which nothing is said: rulers, indentation and short lists repeat as well."""
 MAX_PERIOD = 128
@@ -18,11 +19,14 @@ def why_degenerate(text: str) -> str:
 
     A text is degenerate when its end is one cycle of at most 128 characters, repeated at least 6 times over at least
     64 characters and making up at least half of the text (of its last 4096 characters): a model that looped goes on
-    looping, so only the end counts. Or when at least 16 characters, and 30 % of all, are NUL or U+FFFD.
+    looping, so only the end counts. Or when it is one character at least 16 times and nothing else; or when at least 16
+    characters, and 30 % of all, are NUL or U+FFFD.
     """
     garbage = text.count("\0") + text.count("\ufffd")
     if garbage >= MIN_GARBAGE and garbage >= GARBAGE_SHARE * len(text):
         return f"{garbage} of {len(text)} characters are NUL or U+FFFD"
+    if len(text) >= MIN_ONE and text == text[0] * len(text):
+        return f"{len(text)} times {text[0]!r} and nothing else"
     if len(text) < MIN_TAIL or text.rfind(text[-PROBE:], -PROBE - MAX_PERIOD, -1) < 0:
         return ""  # the last 32 characters stand at no distance of up to 128 before: no such cycle can end here
     window = text[-WINDOW:]

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 
 import orjson
 
+from soakrig.soak.classify import classify
 from soakrig.soak.client import ChatClient
-from soakrig.soak.reply import Reply
+from soakrig.soak.reply import Reply, token_count
 
 CANARY_S = 30.0
+"""How long a canary waits while nothing moves at the engine at all."""
+RETRY_S = 1.0
+LOOK_S = 0.25
+QUESTIONS = ("Answer with one word: ready.", "Count from one to five.")
+"""The second one is asked where the first brought nothing: one prompt may happen to end at once."""
 
 
 @dataclass(frozen=True)
 class Life:
-    """``how`` names the evidence, for the record."""
+    """``how`` names the evidence, for the record. ``alive`` is None where it could not be found out."""
 
-    alive: bool
+    alive: bool | None
     how: str
 
 
@@ -26,48 +32,61 @@ class Life:
 class Liveness:
     """``process``: asks whether the engine's process lives (None where it is not known). ``has_health``: the target
     answered 200 on /health before the load began; a server without that endpoint is not dead for lack of it.
+
+    Once found dead, an engine stays dead: later questions get the same answer at once.
     """
 
     client: ChatClient
     model: str
     process: Callable[[], tuple[bool, str]] | None = None
     has_health: bool = False
-    stall_s: float = CANARY_S
-
-    def __post_init__(self) -> None:
-        self._asking = asyncio.Lock()
+    accept: Collection[str] = ()
+    canary_s: float = CANARY_S
+    retry_s: float = RETRY_S
+    dead: Life | None = None
+    _asking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def quick(self) -> Life:
-        """One look, cheap enough for every turn: the process, and /health where the target has it."""
+        """One look, cheap enough for every turn: the process, and /health where the target has it. An answer of 5xx or
+        none may be a busy moment, so that the thorough question decides."""
         gone = self._process_gone()
         if gone is not None:
             return gone
         if self.has_health:
             response = await self.client.get("/health")
-            if response is not None and response.status_code >= 500:
-                return Life(False, f"/health answered {response.status_code}: {response.text[:120].strip()}")
-            if response is None:  # slow or gone: the canary decides
+            if response is None or response.status_code >= 500:
                 return await self.thorough()
         return Life(True, "process and /health" if self.process else "the turn itself")
 
     async def thorough(self) -> Life:
-        """Process, /health, and one small generation that has to bring a token. /health alone proves nothing: a
-        frozen engine keeps it green (and some servers have none)."""
+        """The process, and one small generation that has to bring a token; where it does not, a second one. /health
+        alone proves nothing: a frozen engine keeps it green (and some servers have none)."""
         async with self._asking:
+            if self.dead is None:
+                life = await self._ask()
+                if life.alive is False:
+                    self.dead = life
+                return life
+            return self.dead
+
+    async def _ask(self) -> Life:
+        life = Life(None, "not asked")
+        for number, question in enumerate(QUESTIONS):
+            if number:
+                await self.client.clock.sleep(self.retry_s)
             gone = self._process_gone()
             if gone is not None:
                 return gone
-            health = await self.client.get("/health") if self.has_health else None
-            said = f"; /health {health.status_code}" if health is not None else ""
-            reply = await self._canary()
+            reply = await self._canary(question)
             gone = self._process_gone()
             if gone is not None:
                 return gone
-            if reply is not None and _generated(reply):
-                return Life(True, f"a canary request was answered{said}")
-            if reply is not None and reply.status is not None and 400 <= reply.status < 500:
-                return Life(True, f"a canary request was refused with status {reply.status}{said}")
-            return Life(False, f"a canary request brought no token ({_what(reply)}){said}")
+            life = self._life(reply)
+            if life.alive:
+                return life
+        health = await self.client.get("/health") if self.has_health else None
+        said = f"; /health answered {health.status_code}" if health is not None else ""
+        return Life(life.alive, life.how + said)
 
     def _process_gone(self) -> Life | None:
         if self.process is None:
@@ -75,31 +94,47 @@ class Liveness:
         alive, detail = self.process()
         return None if alive else Life(False, detail)
 
-    async def _canary(self) -> Reply | None:
+    def _life(self, reply: Reply) -> Life:
+        """A whole answer with a token in it is life. A refusal (4xx) says that somebody reads requests, which may be a
+        proxy: neither life nor death."""
+        if reply.status is not None and 400 <= reply.status < 500:
+            return Life(None, f"a canary request was refused with status {reply.status}: {_text(reply.body)}")
+        outcome = classify(reply, accept=self.accept)
+        whole = outcome.name in ("ok", "answerless", "degenerate", "tool_malformed")
+        tokens = reply.deltas or token_count((reply.usage or {}).get("completion_tokens")) or 0
+        if whole and tokens:
+            return Life(True, "a canary request was answered")
+        return Life(False, f"a canary request brought no whole answer ({outcome.name}: {outcome.why})")
+
+    async def _canary(self, question: str) -> Reply:
+        """Send it, and wait while anything moves: tokens of any stream in flight, or the engine's own counters. A busy
+        engine may keep a canary waiting behind other work."""
         body = {
             "model": self.model,
-            "messages": [{"role": "user", "content": "Answer with one word: ready."}],
+            "messages": [{"role": "user", "content": question}],
             "max_tokens": 16,
             "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        reply = Reply()
+        task = asyncio.ensure_future(self.client.send(orjson.dumps(body), reply))
+        quiet, before = 0.0, self.client.received()
         try:
-            async with asyncio.timeout(min(self.stall_s, CANARY_S)):
-                return await self.client.send(orjson.dumps(body))
-        except TimeoutError:
-            return None
+            while quiet < self.canary_s:
+                done, _ = await asyncio.wait({task}, timeout=LOOK_S)
+                if done:
+                    return task.result()
+                now = self.client.received()
+                moving = now != before or bool(self.client.progressing(2.0))
+                quiet, before = 0.0 if moving else quiet + LOOK_S, now
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+        reply.finish("stalled", self.client.clock.monotonic(), f"nothing moved for {self.canary_s:g} s")
+        return reply
 
 
-def _generated(reply: Reply) -> bool:
-    return reply.status == 200 and reply.deltas > 0 and not reply.error and reply.ending == "eof"
-
-
-def _what(reply: Reply | None) -> str:
-    if reply is None or reply.ending in ("stalled", "cut_by_tool"):
-        return "no answer in time"
-    if reply.status is None:
-        return reply.ending_detail or reply.ending
-    if reply.status != 200:
-        return f"status {reply.status}"
-    return reply.error or ("an empty stream" if not reply.events else f"{reply.events} events, none with a token")
+def _text(body: bytes) -> str:
+    return body[:120].decode("utf-8", "replace").strip() or "empty body"

@@ -19,7 +19,7 @@ from soakrig.soak.conversation import Conversation, Turn
 from soakrig.soak.evidence import Evidence
 from soakrig.soak.liveness import Life, Liveness
 from soakrig.soak.pool import run_all
-from soakrig.soak.reply import Reply
+from soakrig.soak.reply import Reply, token_count
 
 DRAIN_S = 2.0
 """How long turns in flight may still run once the engine was found dead."""
@@ -103,8 +103,9 @@ class Load:
         outcome = classify(reply, accept=self.accept, tools=turn.tools, engine_dead=self.dead)
         if outcome.name == "ok":
             life = await self.liveness.quick()
-            if not life.alive:
+            if life.alive is False:
                 self._found_dead(turn, life)
+            if self.dead:  # found by this question, or by another conversation meanwhile
                 outcome = Outcome("post_mortem", f"a whole answer, but the engine was dead after it: {life.how}")
         event = self._done(turn, reply, outcome)
         self.tell(event)
@@ -118,7 +119,7 @@ class Load:
         self.bad += 1
         if not self.dead:
             life = await self.liveness.thorough()
-            if not life.alive:
+            if life.alive is False:
                 self._found_dead(turn, life)
                 return
         if self.max_bad and self.bad >= self.max_bad:
@@ -161,7 +162,7 @@ class Load:
 
         return TurnDone(
             time=self.clock.time(),
-            mono=self.clock.monotonic(),
+            mono=reply.ended_at or self.clock.monotonic(),
             conversation=turn.conversation,
             turn=turn.turn,
             outcome=outcome.name,
@@ -173,17 +174,13 @@ class Load:
             first_answer_s=since(reply.first_answer_at),
             last_token_s=since(reply.last_token_at),
             gap_max_s=round(reply.gap_max, 6) if reply.deltas > 1 else None,
-            prompt_tokens=_count(usage.get("prompt_tokens")),
-            cached_tokens=_count(details.get("cached_tokens")) if isinstance(details, dict) else None,
+            prompt_tokens=reply.prompt_tokens,
+            cached_tokens=token_count(details.get("cached_tokens")) if isinstance(details, dict) else None,
             output_tokens=reply.output_tokens,
-            counted="usage" if _count(usage.get("completion_tokens")) is not None else "deltas",
+            counted="usage" if token_count(usage.get("completion_tokens")) is not None else "deltas",
             deltas=reply.deltas,
             response_bytes=reply.size,
             tool_calls=len(reply.calls),
-            context_tokens=_count(usage.get("prompt_tokens")) or turn.context_tokens,
+            context_tokens=reply.prompt_tokens or turn.context_tokens,
             accepted=outcome.accepted,
         )
-
-
-def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and value >= 0 else None

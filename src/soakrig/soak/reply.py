@@ -16,6 +16,11 @@ Ending = Literal["open", "eof", "reset", "stalled", "refused", "no_response", "c
 """How the connection ended: ``eof`` is HTTP's own clean end; ``no_response`` a close before the status line."""
 
 
+def token_count(value: object) -> int | None:
+    """A number of tokens as an engine may state it; None for anything else (negative, absurd, no number)."""
+    return value if type(value) is int and 0 <= value < 1 << 31 else None
+
+
 @dataclass(slots=True)
 class ToolCall:
     """One call as its fragments came."""
@@ -63,6 +68,7 @@ class Reply:
     raw: list[bytes] = field(default_factory=list[bytes])
     raw_dropped: int = 0
     parser: SSEParser = field(default_factory=SSEParser)
+    _slots: dict[int, int] = field(default_factory=dict[int, int])
 
     @property
     def text(self) -> str:
@@ -75,11 +81,13 @@ class Reply:
     @property
     def output_tokens(self) -> int:
         """From usage; else counted deltas, which is a lower bound."""
-        if self.usage is not None:
-            count = self.usage.get("completion_tokens")
-            if isinstance(count, int):
-                return count
-        return self.deltas
+        count = token_count((self.usage or {}).get("completion_tokens"))
+        return self.deltas if count is None else count
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """From usage; None where the engine did not say."""
+        return token_count((self.usage or {}).get("prompt_tokens"))
 
     def feed(self, chunk: bytes, now: float) -> None:
         """Take in bytes of a 200 stream that were read at ``now``."""
@@ -97,35 +105,45 @@ class Reply:
             self.malformed = str(error)
             return
         for payload in payloads:
-            if payload == b"[DONE]":
+            if payload[:1] == b"{":
+                self._event(payload, now)
+            elif payload.strip() == b"[DONE]":
                 self.terminated = True
-                continue
-            self._event(payload, now)
+            elif payload.strip():
+                self.malformed = f"an event that is no JSON object: {payload[:120]!r}"
+        if self.parser.errors:
+            self.events += 1
+            self._error(self.parser.errors[0].decode("utf-8", "replace"))
 
     def finish(self, ending: Ending, now: float, detail: str = "") -> None:
         """The connection is over."""
         self.ending, self.ended_at, self.ending_detail = ending, now, detail
         rest = self.parser.rest().strip()
-        if ending == "eof" and rest and not self.malformed and self.status == 200:
+        if rest in (b"[DONE]", b"data: [DONE]"):  # the last blank line is often left out
+            self.terminated = True
+        elif ending == "eof" and rest and not self.malformed and self.status == 200:
             self.malformed = f"the stream ended inside an event: {rest[:120]!r}"
 
     def _event(self, payload: bytes, now: float) -> None:
-        self.events += 1
         try:
             data = orjson.loads(payload)
         except orjson.JSONDecodeError:
+            self.events += 1
             self.malformed = f"an event that is no JSON: {payload[:120]!r}"
             return
+        if not data:
+            return  # an empty object is a heartbeat
+        self.events += 1
         try:
             choices = data["choices"]
-        except (KeyError, TypeError):
+        except KeyError:
             self._without_choices(data)
             return
         if data.get("error"):
             self._error(data["error"])
         usage = data.get("usage")
         if usage:
-            self.usage = usage
+            self._usage(usage)
         if not choices:
             return
         try:
@@ -135,24 +153,42 @@ class Reply:
                 self._delta(delta, now)
             elif delta is None and choice.get("text"):
                 self._delta({"content": choice["text"]}, now)
+            if choice.get("error"):
+                self._error(choice["error"])
             reason = choice.get("finish_reason")
         except (AttributeError, KeyError, TypeError, IndexError):
             self.malformed = f"an event in which choices are not as the protocol has them: {payload[:120]!r}"
             return
         if reason is not None:
-            self.finish_reason = str(reason)
-            self.fingerprint = data.get("system_fingerprint") or ""
+            self._finished(reason)
+            self.fingerprint = str(data.get("system_fingerprint") or "")
+
+    def _finished(self, reason: Any) -> None:
+        if not isinstance(reason, str):
+            self.malformed = f"a finish reason that is no text: {reason!r}"
+        elif reason not in ("", "null"):  # what some servers write for none
+            self.finish_reason = reason
+
+    def _usage(self, usage: Any) -> None:
+        if isinstance(usage, dict):
+            self.usage = usage
+        else:
+            self.malformed = f"usage that is no object: {usage!r:.80}"
 
     def _delta(self, delta: dict[str, Any], now: float) -> None:
         counts = False
         text = delta.get("content")
         if text:
+            if not isinstance(text, str):
+                raise TypeError
             self.content.append(text)
             counts = True
             if self.first_answer_at is None:
                 self.first_answer_at = now
         thought = delta.get("reasoning") or delta.get("reasoning_content")
         if thought:
+            if not isinstance(thought, str):
+                raise TypeError
             self.reasoning.append(thought)
             counts = True
         calls = delta.get("tool_calls")
@@ -172,14 +208,25 @@ class Reply:
         self.last_token_at = now
 
     def _call(self, part: dict[str, Any], position: int) -> None:
-        index = part.get("index", position)
-        call = self.calls.get(index)
-        if call is None:
-            call = self.calls[index] = ToolCall()
-        call.id = part.get("id") or call.id
+        """One fragment of a call. Servers disagree on ``index``: some leave it out, some give every call 0. A name with
+        an id of its own always begins a new call."""
+        stated = part.get("index")
+        index = stated if type(stated) is int and stated >= 0 else max(position, max(self.calls, default=0))
+        slot = self._slots.get(index, index)
         function = part.get("function") or {}
-        call.name += function.get("name") or ""
-        arguments = function.get("arguments")
+        name, call_id = function.get("name") or "", part.get("id") or ""
+        arguments = function.get("arguments") or ""
+        if not (isinstance(name, str) and isinstance(call_id, str) and isinstance(arguments, str)):
+            raise TypeError
+        call = self.calls.get(slot)
+        if call is not None and name and call_id and call.id and call.id != call_id:
+            slot = self._slots[index] = len(self.calls)
+            call = None
+        if call is None:
+            call = self.calls[slot] = ToolCall()
+        call.id = call_id or call.id
+        if name != call.name:
+            call.name += name
         if arguments:
             call.arguments.append(arguments)
 
@@ -191,8 +238,8 @@ class Reply:
             if data.get("object") == "error" and data.get("message"):  # vLLM's older form
                 self._error(data)
                 return
-            if isinstance(data.get("usage"), dict):
-                self.usage = data["usage"]
+            if data.get("usage"):
+                self._usage(data["usage"])
                 self.usage_tail = True
                 return
         self.malformed = f"an event without choices: {orjson.dumps(data)[:120]!r}"

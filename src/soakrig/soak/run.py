@@ -32,7 +32,7 @@ from soakrig.soak.client import ChatClient, Timeouts
 from soakrig.soak.conversation import Conversation
 from soakrig.soak.evidence import Evidence
 from soakrig.soak.fingerprint import fingerprint, host_facts
-from soakrig.soak.liveness import Liveness
+from soakrig.soak.liveness import CANARY_S, RETRY_S, Liveness
 from soakrig.soak.load import Load
 from soakrig.soak.probe import Probe, probe
 from soakrig.soak.target import Target
@@ -43,7 +43,8 @@ from soakrig.soak.watch.watcher import Sample, WatchGroup
 @dataclass
 class RunSpec:
     """What a run is to do. ``conversations`` makes the load once the target has said what it is; ``settle_*``: how
-    long the watchers go on after the last turn, since a fault's last lines come late."""
+    long the watchers go on after the last turn, since a fault's last lines come late; ``retry_s``: the pause before an
+    engine that gave no sign of life is asked once more."""
 
     reproducer: str
     plan: Plan
@@ -63,6 +64,7 @@ class RunSpec:
     run_id: str = ""
     settle_clean_s: float = 0.5
     settle_bad_s: float = 3.0
+    retry_s: float = RETRY_S
 
 
 @dataclass
@@ -127,10 +129,16 @@ class SoakRun:
     async def _watched(
         self, client: ChatClient, probed: Probe, conversations: Sequence[Conversation], watchers: Watchers
     ) -> Result:
-        client.progressing = lambda: watchers.progressing(self.spec.timeouts.stall)
+        client.progressing = watchers.progressing
         client.on_lag = lambda seconds: self._take(ToolLagged(self.clock.time(), self.clock.monotonic(), seconds))
         liveness = Liveness(
-            client, probed.model, watchers.process_alive, probed.health == 200, self.spec.timeouts.stall
+            client,
+            probed.model,
+            watchers.process_alive,
+            probed.health == 200,
+            self.spec.accept,
+            canary_s=min(CANARY_S, self.spec.timeouts.stall),
+            retry_s=self.spec.retry_s,
         )
         self.load = Load(
             client,

@@ -6,6 +6,9 @@ MAX_EVENT = 8 << 20
 """Bytes of one event beyond which the stream is not the protocol any more."""
 
 
+BOM = b"\xef\xbb\xbf"
+
+
 class SSEError(ValueError):
     """Bytes that are no event stream."""
 
@@ -14,16 +17,20 @@ class SSEParser:
     """Feed it chunks as they come off the wire; it returns the data payloads that became whole.
 
     A chunk of whole ``data: ...\\n\\n`` events, what nearly every chunk is, is split without a look at single lines.
-    Fields other than ``data`` are allowed and dropped; a line that is no field at all is an error, since a reverse
-    proxy's HTML page under 200 would otherwise pass for a comment.
+    Other fields are allowed and dropped, except ``error:`` (some servers tell of a failure so) and the data of
+    ``event: error``, which go to ``errors``. A line that is no field at all is refused, since a reverse proxy's HTML
+    page under 200 would otherwise pass for a comment.
     """
 
-    __slots__ = ("_buffer", "_data", "_skip_lf")
+    __slots__ = ("_buffer", "_data", "_event", "_skip_lf", "_started", "errors")
 
     def __init__(self) -> None:
         self._buffer = b""
         self._data: list[bytes] = []
+        self._event = b""
         self._skip_lf = False
+        self._started = False
+        self.errors: list[bytes] = []
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Payloads that this chunk completed. Raises ``SSEError`` on bytes that are no event stream."""
@@ -42,11 +49,19 @@ class SSEParser:
         return b"\n".join([*self._data, self._buffer]) if self._data else self._buffer
 
     def _slow(self, chunk: bytes) -> list[bytes]:
+        if not chunk:
+            return []
         if self._skip_lf:
             self._skip_lf = False
             if chunk[:1] == b"\n":
                 chunk = chunk[1:]
         text = self._buffer + chunk
+        if not self._started:
+            if len(text) < 3 and BOM.startswith(text):
+                self._buffer = text
+                return []
+            self._started = True
+            text = text.removeprefix(BOM)
         if text.endswith(b"\r"):
             self._skip_lf = True  # the LF of a CRLF may come with the next chunk
         lines = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
@@ -56,8 +71,10 @@ class SSEParser:
             if line:
                 self._line(line)
             elif self._data:
-                out.append(b"\n".join(self._data))
-                self._data = []
+                (self.errors if self._event == b"error" else out).append(b"\n".join(self._data))
+                self._data, self._event = [], b""
+            else:
+                self._event = b""
         if len(self._buffer) > MAX_EVENT:
             raise SSEError(f"an event of more than {MAX_EVENT} bytes")
         return out
@@ -67,5 +84,9 @@ class SSEParser:
         value = value[1:] if value[:1] == b" " else value
         if name == b"data":
             self._data.append(value)
-        elif name not in (b"", b"event", b"id", b"retry") or (not colon and name):
+        elif name == b"event":
+            self._event = value
+        elif name == b"error":
+            self.errors.append(value)
+        elif name not in (b"", b"id", b"retry") or (not colon and name):
             raise SSEError(f"a line that is no field of an event stream: {line[:120]!r}")

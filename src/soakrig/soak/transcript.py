@@ -59,9 +59,8 @@ class TranscriptConversation:
         return Turn(self.number, self.turn, self.part, body, estimate, line.tools, line.head, line.messages, line.extra)
 
     def answered(self, reply: Reply, outcome: Outcome) -> None:
-        measured = (reply.usage or {}).get("prompt_tokens")
-        if isinstance(measured, int):
-            self._measured[(self.turn - 1) % len(self.lines)] = measured
+        if reply.prompt_tokens:
+            self._measured[(self.turn - 1) % len(self.lines)] = reply.prompt_tokens
 
 
 def read_transcript(path: Path, *, model: str = "", max_tokens: int = 512) -> list[list[Line]]:
@@ -119,6 +118,8 @@ def _read_line(raw: bytes, where: str, model: str, max_tokens: int) -> Line:
     unknown = sorted(set(data) - FIELDS)
     if unknown:
         raise UsageError(f"{where} has the unknown field {unknown[0]!r}", remedy=f"Known: {', '.join(sorted(FIELDS))}.")
+    if data.get("n", 1) != 1:
+        raise UsageError(f"{where} asks for n={data['n']} answers", remedy="A turn has one answer: leave n out.")
     messages = _messages(data.pop("messages", None), where)
     data.pop("model", None)
     fields: dict[str, Any] = {**data, "stream": True, "stream_options": {"include_usage": True}}

@@ -17,15 +17,19 @@ READ_BUFFER = 1 << 18
 
 class RawStream(httpx.AsyncByteStream):
     """A response body. ``read`` returns what has arrived, at least one byte, and ``b""`` at the end; it raises
-    ``httpx.ReadError`` when the connection breaks before HTTP's own end of the body."""
+    aiohttp's own ``ClientPayloadError`` when the connection breaks before HTTP's end of the body. Iteration, which
+    httpx does, raises ``httpx.ReadError`` instead."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
         self.read = response.content.readany
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        while chunk := await self.read():
-            yield chunk
+        try:
+            while chunk := await self.read():
+                yield chunk
+        except (aiohttp.ClientError, OSError) as error:
+            raise httpx.ReadError(_short(error)) from error
 
     async def aclose(self) -> None:
         self._response.close()

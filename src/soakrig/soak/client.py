@@ -73,11 +73,10 @@ class ChatClient:
     flights: dict[int, _Flight] = field(default_factory=dict[int, _Flight])
     _http: httpx.AsyncClient | None = None
     _watch: asyncio.Task[None] | None = None
-    _urls: dict[str, httpx.URL] = field(default_factory=dict[str, httpx.URL])
 
     async def __aenter__(self) -> ChatClient:
         self._transport = AiohttpStreams(connect=self.timeouts.connect)
-        self._headers = httpx.Headers({"Content-Type": "application/json", **ACCEPT, **self.target.headers})
+        self._headers = {"Content-Type": "application/json", **ACCEPT, **self.target.headers}
         self._http = httpx.AsyncClient(
             transport=self._transport, timeout=httpx.Timeout(None), trust_env=False, headers=self.target.headers
         )
@@ -132,13 +131,10 @@ class ChatClient:
         try:
             # Straight to the transport and its raw stream: redirects, cookies and decoding have no place in a turn, and
             # cost as much as the rest of the client (benchmarks/client.py).
-            request = httpx.Request("POST", self._url(path), headers=self._headers, content=body)
-            response = await self._transport.handle_async_request(request)
-            stream = response.stream
-            assert isinstance(stream, RawStream)
+            stream = await self._transport.open(f"{self.target.base_url}{path}", self._headers, body)
             try:
-                reply.status = response.status_code
-                if response.status_code != 200:
+                reply.status = stream.status
+                if stream.status != 200:
                     await _read_body(reply, stream)
                 else:
                     feed, read = reply.feed, stream.read
@@ -169,12 +165,6 @@ class ChatClient:
             async with asyncio.timeout(DRAIN_S):
                 while chunk := await stream.read():
                     reply.feed(chunk, self.clock.monotonic())
-
-    def _url(self, path: str) -> httpx.URL:
-        url = self._urls.get(path)
-        if url is None:
-            url = self._urls[path] = httpx.URL(f"{self.target.base_url}{path}")
-        return url
 
     async def _stall_watch(self) -> None:
         before = self.clock.monotonic()

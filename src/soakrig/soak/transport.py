@@ -7,7 +7,7 @@ opens a connection for each request, and keeps httpx's requests, responses and e
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 import aiohttp
 import httpx
@@ -22,6 +22,7 @@ class RawStream(httpx.AsyncByteStream):
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
+        self.status = response.status
         self.read = response.content.readany
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -38,19 +39,30 @@ class RawStream(httpx.AsyncByteStream):
 class AiohttpStreams(httpx.AsyncBaseTransport):
     """One connection a request, no limit on their number, nothing decoded, redirected or retried.
 
-    Raises ``httpx.ConnectError`` when no connection came about, ``httpx.RemoteProtocolError`` when what answered does
-    not speak HTTP, ``httpx.ReadError`` when the connection broke before the response's head.
+    ``open`` is for turns: it spares httpx's request and response objects, some 50 us each. Both ways raise
+    ``httpx.ConnectError`` when no connection came about, ``httpx.RemoteProtocolError`` when what answered does not speak
+    HTTP, ``httpx.ReadError`` when the connection broke before the response's head.
     """
 
     def __init__(self, *, connect: float) -> None:
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect, sock_read=None)
         self._session: aiohttp.ClientSession | None = None
 
+    async def open(self, url: str, headers: Mapping[str, str], body: bytes) -> RawStream:
+        """POST ``body`` and return the answer as soon as its head is there."""
+        return RawStream(await self._request("POST", url, headers, body))
+
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        headers = {name.decode("ascii"): value.decode("latin-1") for name, value in request.headers.raw}
+        response = await self._request(request.method, str(request.url), headers, request.content or None)
+        return httpx.Response(response.status, headers=response.raw_headers, stream=RawStream(response))
+
+    async def _request(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes | None
+    ) -> aiohttp.ClientResponse:
         if self._session is None:
-            connector = aiohttp.TCPConnector(limit=0, force_close=True)
             self._session = aiohttp.ClientSession(
-                connector=connector,
+                connector=aiohttp.TCPConnector(limit=0, force_close=True),
                 timeout=self._timeout,
                 read_bufsize=READ_BUFFER,
                 auto_decompress=False,
@@ -58,20 +70,13 @@ class AiohttpStreams(httpx.AsyncBaseTransport):
                 trust_env=False,
             )
         try:
-            response = await self._session.request(
-                request.method,
-                str(request.url),
-                headers=[(name.decode("ascii"), value.decode("latin-1")) for name, value in request.headers.raw],
-                data=request.content or None,
-                allow_redirects=False,
-            )
+            return await self._session.request(method, url, headers=headers, data=body, allow_redirects=False)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise httpx.ConnectError(_short(error)) from error
         except aiohttp.ClientResponseError as error:
             raise httpx.RemoteProtocolError(_short(error)) from error
         except (aiohttp.ClientError, OSError) as error:
             raise httpx.ReadError(_short(error)) from error
-        return httpx.Response(response.status, headers=response.raw_headers, stream=RawStream(response))
 
     async def aclose(self) -> None:
         if self._session is not None:

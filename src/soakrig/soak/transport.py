@@ -40,8 +40,8 @@ class AiohttpStreams(httpx.AsyncBaseTransport):
     """One connection a request, no limit on their number, nothing decoded, redirected or retried.
 
     ``open`` is for turns: it spares httpx's request and response objects, some 50 us each. Both ways raise
-    ``httpx.ConnectError`` when no connection came about, ``httpx.RemoteProtocolError`` when what answered does not speak
-    HTTP, ``httpx.ReadError`` when the connection broke before the response's head.
+    ``httpx.ConnectError`` when no connection came about, ``httpx.RemoteProtocolError`` when what answered does not
+    speak HTTP, ``httpx.ReadError`` when the connection broke before the response's head.
     """
 
     def __init__(self, *, connect: float) -> None:

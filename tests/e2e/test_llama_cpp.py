@@ -118,7 +118,7 @@ def test_twenty_turns_of_a_real_model_are_ok_and_plausible(server: Server, tmp_p
     assert server.status("/health") == 404
 
     process = soak(server, tmp_path)
-    code = process.wait(timeout=300)
+    code = process.wait(timeout=600)
 
     told = (tmp_path / "err.txt").read_text()
     result = json.loads((tmp_path / "out.json").read_bytes())
@@ -154,7 +154,7 @@ def test_twenty_turns_of_a_real_model_are_ok_and_plausible(server: Server, tmp_p
 def test_a_server_killed_in_turn_twelve_is_seen_there(server: Server, tmp_path: Path) -> None:
     process = soak(server, tmp_path)
     try:
-        wait_for(lambda: len(events(tmp_path, "sent")) >= 12, 200, "turn 12 was never sent")
+        wait_for(lambda: len(events(tmp_path, "sent")) >= 12, 400, "turn 12 was never sent")
         os.kill(server.process.pid, signal.SIGKILL)
         code = process.wait(timeout=60)
     finally:

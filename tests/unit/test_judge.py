@@ -156,6 +156,15 @@ def test_process_and_log_signals_near_an_xid_belong_to_it() -> None:
     assert fault.signature == "engine exited"
 
 
+def test_of_several_turns_the_one_that_found_the_engine_dead_is_named() -> None:
+    gone = {"kind": "process_exit", "source": "process", "xid": None, "signature": "engine exited", "error_s": 1.0}
+    events = [kernel_live(), sent(1, T0), done(1, T0 + 1), sent(2, T0 + 1.2), done(2, T0 + 1.6, "truncated")]
+    result = judged(*events, dead(T0 + 1.7, 2), xid(0, T0 + 1.8, **gone), ended(reason="engine_dead")).result()
+    (fault,) = result.faults
+    assert fault.in_flight == [(0, 1), (0, 2)]
+    assert (fault.turn, fault.attribution) == (2, "exact")
+
+
 def test_an_injected_line_is_neither_a_fault_nor_clean() -> None:
     events = [kernel_live(), sent(1, T0), xid(31, T0 + 0.5, injected=True), done(1, T0 + 1), *turns(2, 3, T0 + 2)]
     result = judged(*events, alive(), ended()).result()

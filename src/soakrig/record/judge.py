@@ -186,6 +186,8 @@ class Judge:
 
     def _all_faults(self) -> list[Fault]:
         faults = self.faults.faults(simulated=self.manifest.simulated)
+        for fault in faults:
+            self._prefer_turn_of_death(fault)
         if self._death is not None and not faults:
             found = self.exposure.find(self._death.conversation, self._death.turn)
             span = found or self.exposure.at(self._death.mono).span
@@ -204,6 +206,16 @@ class Judge:
                 )
             )
         return faults
+
+    def _prefer_turn_of_death(self, fault: Fault) -> None:
+        """Where a signal's time does not tell which of several turns it hit, the one that found the engine dead does."""
+        death = self._death
+        if death is None or fault.attribution != "several":
+            return
+        span = self.exposure.find(death.conversation, death.turn)
+        if span is not None and (span.conversation, span.turn) in fault.in_flight:
+            fault.conversation, fault.turn, fault.context_tokens = span.conversation, span.turn, span.context_tokens
+            fault.attribution = "exact"
 
     def _verdict(self, result: Result, unfinished: list[tuple[int, int]]) -> Verdict:
         verdict = Verdict()

@@ -96,7 +96,8 @@ class AgentConversation:
     # -- growth --------------------------------------------------------------------------------------------------
 
     def _reply_messages(self, reply: Reply, outcome: Outcome, rng: Random) -> list[Message]:
-        """The assistant's own reply as a client would store it, then what answers it."""
+        """The assistant's own reply as a client would store it, then what answers it. Content is an empty text beside
+        calls, never null: llama-cpp-python's server answers 500 to null."""
         ok = outcome.name == "ok"
         text = reply.text if ok else ""
         if ok and reply.calls:
@@ -106,14 +107,14 @@ class AgentConversation:
                 name = call.id or f"call_{self.turn}_{index}"
                 calls.append(_call(name, call.name, call.argument_text or "{}"))
                 answers.append(self._result(name, call.name, rng))
-            return [{"role": "assistant", "content": text or None, "tool_calls": calls}, *answers]
+            return [{"role": "assistant", "content": text, "tool_calls": calls}, *answers]
         if (ok and text and rng.random() < USER_CHANCE) or not self.definitions:
             said: Message = {"role": "assistant", "content": text or f"Done with step {self.turn}."}
             return [said, {"role": "user", "content": results.follow_up(rng)}]
         name = f"call_{self.turn}_s"
         tool = str(rng.choice(self.definitions)["function"]["name"])
         scripted = _call(name, tool, orjson.dumps(self._arguments(tool, rng)).decode())
-        return [{"role": "assistant", "content": text or None, "tool_calls": [scripted]}, self._result(name, tool, rng)]
+        return [{"role": "assistant", "content": text, "tool_calls": [scripted]}, self._result(name, tool, rng)]
 
     def _result(self, call_id: str, tool: str, rng: Random) -> Message:
         content = results.result_of(tool, rng, scale=self.options.result_scale)

@@ -8,6 +8,7 @@ import pytest
 
 from builders import T0, alive, dead, done, ended, judged, kernel_live, sent, source, turns, xid
 from soakrig.record.events import Note, SampleTaken, ToolLagged
+from soakrig.record.faults import KEPT_SIGNALS
 from soakrig.record.outcome import OUTCOMES
 
 
@@ -158,11 +159,54 @@ def test_process_and_log_signals_near_an_xid_belong_to_it() -> None:
 
 def test_of_several_turns_the_one_that_found_the_engine_dead_is_named() -> None:
     gone = {"kind": "process_exit", "source": "process", "xid": None, "signature": "engine exited", "error_s": 1.0}
-    events = [kernel_live(), sent(1, T0), done(1, T0 + 1), sent(2, T0 + 1.2), done(2, T0 + 1.6, "truncated")]
-    result = judged(*events, dead(T0 + 1.7, 2), xid(0, T0 + 1.8, **gone), ended(reason="engine_dead")).result()
+    events = [kernel_live(), sent(1, T0, 0), sent(1, T0 + 0.1, 1), done(1, T0 + 1.5, "truncated", 0)]
+    events += [done(1, T0 + 1.6, "truncated", 1), dead(T0 + 1.7, 1, conversation=1), xid(0, T0 + 1.8, **gone)]
+    result = judged(*events, ended(reason="engine_dead")).result()
     (fault,) = result.faults
-    assert fault.in_flight == [(0, 1), (0, 2)]
-    assert (fault.turn, fault.attribution) == (2, "exact")
+    assert fault.in_flight == [(0, 1), (1, 1)]
+    assert (fault.conversation, fault.turn, fault.attribution) == (1, 1, "exact")
+
+
+def test_a_turn_that_ended_ok_is_not_blamed_for_what_a_later_one_met() -> None:
+    gone = {"kind": "process_exit", "source": "process", "xid": None, "signature": "engine exited", "error_s": 1.0}
+    events = [kernel_live(), *turns(1, 2, T0), sent(3, T0 + 3), done(3, T0 + 3.1, "truncated")]
+    (fault,) = judged(*events, xid(0, T0 + 3.2, **gone), ended()).result().faults
+    assert (fault.turn, fault.attribution) == (3, "exact")
+
+
+def test_of_ok_turns_of_one_conversation_the_last_is_named() -> None:
+    events = [kernel_live()]
+    for n in range(1, 11):
+        events += [sent(n, T0 + 0.01 * n), done(n, T0 + 0.01 * n + 0.005)]
+    (fault,) = judged(*events, xid(31, T0 + 0.3, error_s=1.0), alive(), ended()).result().faults
+    assert (fault.turn, fault.attribution, fault.in_flight) == (10, "exact", [(0, 10)])
+
+
+def test_a_flood_of_warnings_pushes_no_fault_out() -> None:
+    warning = {"kind": "aer", "severity": "warning", "xid": None, "signature": "AER corrected"}
+    flood = [xid(0, T0 + n * 1e-5, **warning) for n in range(KEPT_SIGNALS + 10)]
+    events = [kernel_live(), sent(1, T0), *flood, xid(31, T0 + 0.5), done(1, T0 + 1), alive(), ended()]
+    result = judged(*events).result()
+    assert [fault.xid for fault in result.faults] == [31]
+    assert result.verdict == "fail"
+
+
+@pytest.mark.parametrize("first", ["absent", "partial"])
+def test_a_kernel_log_that_comes_late_was_not_watched(first: str) -> None:
+    events = [source("kernel_log", first, "no file yet"), *turns(1, 2), kernel_live(T0 + 4), *turns(3, 3, T0 + 9)]
+    assert judged(*events, alive(), ended()).result().verdict == "inconclusive"
+
+
+def test_one_that_is_there_before_the_first_turn_was() -> None:
+    events = [source("kernel_log", "absent", "no file yet"), kernel_live(), *turns(1, 3), alive(), ended()]
+    assert judged(*events).result().verdict == "pass"
+
+
+def test_events_that_tell_a_turn_twice_prove_nothing() -> None:
+    events = [kernel_live(), *turns(1, 3), *turns(3, 3, T0 + 9)[1:], alive(), ended()]
+    result = judged(*events).result()
+    assert result.verdict == "inconclusive"
+    assert result.outcomes == {"ok": 3}
 
 
 def test_an_injected_line_is_neither_a_fault_nor_clean() -> None:

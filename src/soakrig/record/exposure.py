@@ -14,13 +14,14 @@ NEAREST_S = 5.0
 
 @dataclass(slots=True)
 class Span:
-    """One turn's time in flight; ``end`` is None while it is."""
+    """One turn's time in flight; ``end`` is None while it is, and ``ok`` how it ended."""
 
     conversation: int
     turn: int
     context_tokens: int
     start: float
     end: float | None = None
+    ok: bool = False
 
 
 @dataclass(slots=True)
@@ -58,7 +59,7 @@ class ExposureCount:
     def done(self, event: TurnDone) -> None:
         span = self._open.pop((event.conversation, event.turn), None)
         if span is not None:
-            span.end = event.mono
+            span.end, span.ok = event.mono, event.outcome == "ok"
             if event.prompt_tokens:
                 span.context_tokens = event.prompt_tokens
             self._recent.append(span)
@@ -73,6 +74,10 @@ class ExposureCount:
         self._stop_busy(mono)
         self.closed = True
 
+    def is_open(self, conversation: int, turn: int) -> bool:
+        """Whether this turn is in flight."""
+        return (conversation, turn) in self._open
+
     def unfinished(self) -> list[tuple[int, int]]:
         """Turns sent and never finished."""
         return sorted(self._open)
@@ -86,8 +91,8 @@ class ExposureCount:
         """What was in flight at ``mono``, known within ``error_s``; else the turn that ended last before it."""
         known = [*self._recent, *self._open.values()]
         hit = [s for s in known if s.start <= mono + error_s and (s.end is None or s.end >= mono - error_s)]
-        hit.sort(key=lambda s: s.start)
-        inside = [s for s in hit if s.start <= mono and (s.end is None or s.end >= mono)] or hit
+        inside = [s for s in hit if s.start <= mono and (s.end is None or s.end >= mono)] or _suspects(hit)
+        inside.sort(key=lambda s: s.start)
         load = self.busy_seconds
         if self._busy_since is not None:
             load += max(0.0, mono - self._busy_since)
@@ -102,3 +107,12 @@ class ExposureCount:
         if self._busy_since is not None:
             self.busy_seconds += max(0.0, mono - self._busy_since)
             self._busy_since = None
+
+
+def _suspects(spans: list[Span]) -> list[Span]:
+    """Of turns that may have been in flight: those that did not end ok, if any; and of each conversation the last."""
+    bad = [span for span in spans if not span.ok] or spans
+    latest: dict[int, Span] = {}
+    for span in sorted(bad, key=lambda s: s.start):
+        latest[span.conversation] = span
+    return list(latest.values())

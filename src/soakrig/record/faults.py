@@ -10,6 +10,7 @@ from soakrig.record.result import Fault
 from soakrig.record.signal import Signal
 
 KEPT_SIGNALS = 5_000
+"""Of each severity, so that a flood of warnings pushes no fault out."""
 SAME_XID_S = 2.0
 BEFORE_S, AFTER_S = 5.0, 30.0
 
@@ -25,14 +26,17 @@ class FaultBook:
 
     signals: list[Signal] = field(default_factory=list[Signal])
     moments: dict[int, Moment] = field(default_factory=dict[int, Moment])
+    kept: dict[str, int] = field(default_factory=dict[str, int])
     dropped: int = 0
 
     def add(self, signal: Signal, moment: Moment) -> None:
         if signal.severity == "info" and signal.kind != "xid":
             return
-        if len(self.signals) >= KEPT_SIGNALS:
-            self.dropped += 1
+        kept = self.kept.get(signal.severity, 0)
+        if kept >= KEPT_SIGNALS:
+            self.dropped += signal.severity == "fault"
             return
+        self.kept[signal.severity] = kept + 1
         self.signals.append(signal)
         self.moments[id(signal)] = moment
 

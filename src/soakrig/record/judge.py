@@ -6,6 +6,7 @@ The same code judges while a run goes on, at its end, and again from disk (``soa
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from soakrig.record.counters import CounterWatch
 from soakrig.record.events import (
@@ -20,7 +21,7 @@ from soakrig.record.events import (
     TurnSent,
 )
 from soakrig.record.exposure import ExposureCount
-from soakrig.record.faults import FaultBook
+from soakrig.record.faults import KEPT_SIGNALS, FaultBook
 from soakrig.record.gates import parse_gate
 from soakrig.record.hazard import upper_95
 from soakrig.record.latency import LatencyCount
@@ -139,6 +140,10 @@ class Judge:
     # -- one event -----------------------------------------------------------------------------------------------
 
     def _turn(self, event: TurnDone) -> None:
+        if not self.exposure.is_open(event.conversation, event.turn):
+            name = f"turn {event.turn} of conversation {event.conversation}"
+            self.untrusted.append(f"{name} ends twice in the events, or was never sent")
+            return
         self.exposure.done(event)
         self.latency.add(event)
         self.counters.turn(event)
@@ -156,8 +161,10 @@ class Judge:
         state = event.state
         before = self.sources[state.name]
         worst = state.state
-        if state.name in self.was_live and before.state == "partial" and worst == "live":
-            worst = "partial"  # a gap does not heal
+        late = before.state == "absent" and (self.first_sent is not None or state.name in self.was_live)
+        if worst == "live" and (late or (state.name in self.was_live and before.state == "partial")):
+            worst = "partial"  # a gap does not heal, and what came late was not watched before
+            state = replace(state, detail=f"not watched for the whole run; {state.detail}")
         if worst != "absent":
             self.was_live.add(state.name)
         elif state.name in self.was_live and before.state != "absent":
@@ -208,7 +215,7 @@ class Judge:
         return faults
 
     def _prefer_turn_of_death(self, fault: Fault) -> None:
-        """Where a signal's time does not tell which of several turns it hit, the one that found the engine dead does."""
+        """Where a signal's time does not tell which of several turns it hit, the one that found the death does."""
         death = self._death
         if death is None or fault.attribution != "several":
             return
@@ -273,21 +280,19 @@ class Judge:
                 f"not from the kernel (injected): {injected[0].signature or injected[0].raw}"
             )
         if self.faults.dropped:
-            verdict.unknown(
-                f"{self.faults.dropped} signals beyond the first {len(self.faults.signals)} were not judged"
-            )
+            verdict.unknown(f"{self.faults.dropped} fault signals beyond the first {KEPT_SIGNALS} were not judged")
 
     def _missing(self) -> str:
         plan = self.manifest.plan
         if plan.turns is not None:
-            planned, done = plan.turns * plan.conversations, self.exposure.turns
+            planned, done = plan.total_turns, self.exposure.turns
             return f"{done} of {planned} turns" if done < planned else ""
         load = self.exposure.busy_seconds
         wanted = plan.seconds or 0.0
         if self.first_sent is None or self.last_done is None:
             return f"0 of {wanted:g} s"
         span = self.last_done - self.first_sent
-        short = span < wanted - 1.0  # the clock of the load starts a moment before its first request
+        short = span < wanted - min(1.0, 0.05 * wanted)  # the load's clock starts a moment before its first request
         return f"{span:.0f} of {wanted:.0f} s (busy {load:.0f} s)" if short else ""
 
     def _remarks(self, verdict: Verdict, result: Result) -> None:

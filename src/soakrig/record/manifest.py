@@ -4,19 +4,38 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class Plan(BaseModel):
-    """The planned exposure: ``turns`` of each conversation, or ``seconds`` of load; exactly one of the two is set."""
+    """The planned exposure: ``turns`` of each conversation, or ``seconds`` of load; exactly one of the two is set.
+
+    ``lanes``: how many turns each conversation of a transcript has, where it is sent once and not over again.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
-    conversations: int
-    turns: int | None = None
-    seconds: float | None = None
+    conversations: int = Field(ge=1)
+    turns: int | None = Field(default=None, ge=1)
+    seconds: float | None = Field(default=None, gt=0)
+    lanes: list[int] | None = None
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Plan:
+        if (self.turns is None) == (self.seconds is None):
+            raise ValueError("a plan has either turns or seconds")
+        return self
+
+    @property
+    def total_turns(self) -> int:
+        """Turns of all conversations together; 0 where the plan is in seconds."""
+        if self.lanes is not None:
+            return sum(self.lanes)
+        return (self.turns or 0) * self.conversations
 
     def text(self) -> str:
+        if self.lanes is not None:
+            return f"{self.total_turns} turns"
         if self.turns is not None:
             return f"{self.turns} turns" + (f" x {self.conversations}" if self.conversations > 1 else "")
         return f"{self.seconds:g} s of load"
@@ -32,7 +51,7 @@ class Manifest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    schema_: int = 1
+    schema_: Literal[1] = 1
     run_id: str
     created: float
     reproducer: str

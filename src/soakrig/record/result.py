@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 from soakrig.record.signal import SOURCE_NAMES, SourceName
 
-SCHEMA = 1
+SCHEMA: Literal[1] = 1
 
 VerdictName = Literal["pass", "fail", "inconclusive"]
 
@@ -138,7 +138,7 @@ class Result(_Part):
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
-    schema_: int = SCHEMA
+    schema_: Literal[1] = SCHEMA
     run_id: str
     verdict: VerdictName
     exit_code: int
@@ -165,8 +165,15 @@ class Result(_Part):
         return {"schema": data.pop("schema_"), **data}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Result:
-        return cls.model_validate({"schema_": data.pop("schema", None), **data})
+    def from_json(cls, data: object) -> Result:
+        """Read it back. Raises ``ValueError`` for anything that is no consistent result of this schema."""
+        if not isinstance(data, dict):
+            raise ValueError("it is no JSON object")  # noqa: TRY004  (a reader of files catches ValueError)
+        fields = {name: value for name, value in data.items() if name != "schema"}
+        result = cls.model_validate({"schema_": data.get("schema"), **fields})
+        if result.exit_code != EXIT_CODES[result.verdict]:
+            raise ValueError(f"verdict {result.verdict!r} and exit code {result.exit_code} contradict each other")
+        return result
 
 
 def no_sources() -> dict[SourceName, Source]:

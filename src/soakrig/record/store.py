@@ -104,6 +104,21 @@ class RunStore:
         except OSError as error:
             raise _cannot_write(path, error) from error
 
+    def check(self) -> None:
+        """Notice a folder that was deleted or moved while the run went on: what is written then reaches nobody."""
+        if self.failed is not None:
+            return
+        path = self.folder / EVENTS
+        try:
+            same = path.stat().st_ino == os.fstat(self._fds[EVENTS]).st_ino
+        except OSError:
+            same = False
+        if not same:
+            self.failed = StoreError(
+                f"{path} is not the file that this run wrote: the folder was deleted or moved in mid-run",
+                remedy="Keep run folders where they are while a run goes on.",
+            )
+
     def close(self) -> None:
         """Write out what is queued and release the folder."""
         if self._thread.is_alive():
@@ -189,12 +204,17 @@ class RunReader:
                 yield parse(line, where=f"{path.name} line {number}")
 
     def running(self) -> bool:
-        """Whether some process still writes this run."""
+        """Whether some process still writes this run. A lock that cannot be opened (another user's run, a read-only
+        disk) is held by nobody who could write here."""
+        if not (self.folder / LOCK).exists():
+            return False
         lock = FileLock(str(self.folder / LOCK), mode=0o600)
         try:
             lock.acquire(timeout=0)
-        except (Timeout, OSError):
+        except Timeout:
             return True
+        except OSError:
+            return False
         lock.release()
         return False
 
@@ -220,18 +240,19 @@ class RunReader:
 
 def find_run(runs_dir: Path, name: str) -> Path:
     """The folder of a run by path, name, unique start of a name, or ``latest``. Raises ``RecordError``."""
-    direct = Path(name)
-    if (direct / MANIFEST).exists():
-        return direct
-    inside = runs_dir / name
-    if (inside / MANIFEST).exists():
-        return inside.resolve()
-    hits = sorted(path for path in runs_dir.glob(f"{name}*") if (path / MANIFEST).exists()) if name else []
+    try:
+        for path in (Path(name), runs_dir / name):
+            if name and (path / MANIFEST).exists():
+                return path.resolve() if path.is_symlink() else path
+        known = sorted(path.parent for path in runs_dir.glob(f"*/{MANIFEST}") if not path.parent.is_symlink())
+    except OSError as error:
+        raise RecordError(f"{runs_dir} cannot be read ({_short(error)})", remedy="Whose runs are they?") from error
+    hits = [path for path in known if name and path.name.startswith(name)]
     if len(hits) == 1:
         return hits[0]
-    known = sorted(path.parent.name for path in runs_dir.glob(f"*/{MANIFEST}") if path.parent.name != "latest")
     what = f"{len(hits)} runs begin with {name!r}" if hits else f"there is no run {name!r} in {runs_dir}"
-    raise RecordError(what, remedy=f"Runs: {', '.join(known[-5:]) or 'none yet; `soak run` makes one'}.")
+    names = ", ".join(path.name for path in known[-5:])
+    raise RecordError(what, remedy=f"Runs: {names or 'none yet; `soak run` makes one'}.")
 
 
 def write_private(path: Path, data: bytes) -> Path:
@@ -254,9 +275,15 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def _point_latest(runs_dir: Path, name: str) -> None:
-    beside = runs_dir / f".latest-{secrets.token_hex(4)}"
+    beside, latest = runs_dir / f".latest-{secrets.token_hex(4)}", runs_dir / "latest"
     beside.symlink_to(name)
-    beside.replace(runs_dir / "latest")
+    try:
+        beside.replace(latest)
+    except OSError as error:
+        beside.unlink()
+        raise StoreError(
+            f"{latest} cannot be pointed at the new run: {_short(error)}", remedy="Move away what stands there."
+        ) from error
 
 
 def _cannot_write(path: Path, error: Exception) -> StoreError:

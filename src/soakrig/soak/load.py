@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,6 +24,8 @@ from soakrig.soak.reply import Reply, token_count
 
 DRAIN_S = 2.0
 """How long turns in flight may still run once the engine was found dead."""
+RECENT = 8
+"""Turns kept with their bytes, for evidence of a fault that is read a moment late."""
 DISTRUSTED: frozenset[OutcomeName] = frozenset({"ok", "aborted", "post_mortem"})
 
 
@@ -47,7 +50,7 @@ class Load:
     dead: bool = False
     bad: int = 0
     current: dict[int, tuple[Turn, Reply]] = field(default_factory=dict[int, tuple[Turn, Reply]])
-    last: tuple[Turn, Reply] | None = None
+    recent: deque[tuple[Turn, Reply]] = field(default_factory=lambda: deque[tuple[Turn, Reply]](maxlen=RECENT))
     started_at: float = 0.0
 
     async def run(self, conversations: Sequence[Conversation]) -> None:
@@ -63,9 +66,12 @@ class Load:
         if self.ended is None or (reason in ("engine_dead", "fault") and self.ended in ("interrupted", "stopped")):
             self.ended, self.detail = reason, detail
 
-    def in_flight(self) -> list[tuple[Turn, Reply]]:
-        """Turns in flight with what has come of their answers; the last one that ended where none is."""
-        return list(self.current.values()) or ([self.last] if self.last is not None else [])
+    def in_flight(self, mono: float) -> list[tuple[Turn, Reply]]:
+        """Turns that were in flight at a moment, with what has come of their answers; where there were none, those in
+        flight now, or the last one."""
+        known = [*self.recent, *self.current.values()]
+        then = [(t, r) for t, r in known if r.sent_at <= mono and (not r.ended_at or r.ended_at >= mono)]
+        return then or list(self.current.values()) or known[-1:]
 
     def _may_go_on(self, turns_done: int) -> bool:
         if self.ended is not None:
@@ -99,7 +105,7 @@ class Load:
             raise
         finally:
             self.current.pop(turn.conversation, None)
-            self.last = (turn, reply)
+            self.recent.append((turn, reply))
         outcome = classify(reply, accept=self.accept, tools=turn.tools, engine_dead=self.dead)
         if outcome.name == "ok":
             life = await self.liveness.quick()

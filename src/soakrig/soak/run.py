@@ -15,7 +15,6 @@ from soakrig.errors import StoreError
 from soakrig.record.events import (
     EngineChecked,
     Event,
-    Note,
     RunEnded,
     SampleTaken,
     SignalSeen,
@@ -92,7 +91,11 @@ class _Sink:
 
 
 class SoakRun:
-    """Runs one ``RunSpec``. ``observer`` sees every event after the judge has (live views)."""
+    """Runs one ``RunSpec``. ``observer`` sees every event after the judge has (live views).
+
+    With ``deaf_afterwards``, SIGINT, SIGTERM and SIGHUP are ignored once the run is over: the verdict is there and
+    only has to be shown. For a process that ends then.
+    """
 
     def __init__(
         self,
@@ -100,8 +103,11 @@ class SoakRun:
         target: Target,
         clock: Clock,
         observer: Callable[[Event, Judge], None] = lambda event, judge: None,
+        *,
+        deaf_afterwards: bool = False,
     ) -> None:
         self.spec, self.target, self.clock, self.observer = spec, target, clock, observer
+        self.deaf_afterwards = deaf_afterwards
         self.folder: Path | None = None
         self._task: asyncio.Task[None] | None = None
         self._interrupts = 0
@@ -155,15 +161,15 @@ class SoakRun:
         for state in watchers.absent:
             self._take(SourceChanged(self.clock.time(), self.clock.monotonic(), state))
         group = WatchGroup(watchers.watchers, _Sink(asyncio.get_running_loop(), self.clock, self._take), self.clock)
-        await asyncio.to_thread(group.start)
-        try:
-            with self._signals():
+        with self._signals():
+            await asyncio.to_thread(group.start)
+            try:
                 await self._loaded(conversations)
                 await self._settle(liveness, watchers)
-        finally:
-            await asyncio.to_thread(group.stop)
-            await asyncio.sleep(0)  # what the watchers' last polls brought
-        return self._conclude()
+            finally:
+                await asyncio.to_thread(group.stop)
+                await asyncio.sleep(0)  # what the watchers' last polls brought
+            return self._conclude()
 
     async def _loaded(self, conversations: Sequence[Conversation]) -> None:
         self._task = asyncio.create_task(self.load.run(conversations), name="load")
@@ -174,7 +180,7 @@ class SoakRun:
                 raise
             self.load.end("interrupted", "stopped at once by a second Ctrl-C")
         except StoreError as error:
-            self.load.ended, self.load.detail = "store", str(error)
+            self.load.ended, self.load.detail = "store", error.message
         except Exception as error:
             self.load.ended, self.load.detail = "tool_error", f"{type(error).__name__}: {error}"
             self.error = error
@@ -197,13 +203,17 @@ class SoakRun:
         )
 
     def _conclude(self) -> Result:
+        self.store.check()
         if self.store.failed is not None:
-            self.load.ended, self.load.detail = "store", str(self.store.failed)
+            self.load.ended, self.load.detail = "store", self.store.failed.message
         end = RunEnded(self.clock.time(), self.clock.monotonic(), self.load.ended or "tool_error", self.load.detail)
         self._take(end)
         result = self.judge.result()
-        with contextlib.suppress(StoreError):  # its reason is already among the result's reasons
+        try:
             self.store.write_json(RESULT, result.to_json())
+        except StoreError as error:
+            self._tell(RunEnded(end.time, end.mono, "store", error.message))
+            result = self.judge.result()
         return result
 
     # -- events --------------------------------------------------------------------------------------------------
@@ -225,16 +235,12 @@ class SoakRun:
         seen = event.signal
         if seen.severity != "fault" or (seen.injected and not self.judge.manifest.simulated):
             return
-        self.evidence.freeze(seen.kind, event, self.load.in_flight())
+        self.evidence.freeze(seen.kind, event, self.load.in_flight(seen.mono))
         if self.spec.on_fault == "stop":
             self.load.end("fault", seen.signature or seen.raw[:200])
 
     def _keep_kernel_line(self, raw: str) -> None:
         self.store.write_lines("kernel.log", [raw.encode("utf-8", "replace")])
-
-    def note(self, text: str) -> None:
-        """Write a note into the record."""
-        self._take(Note(self.clock.time(), self.clock.monotonic(), text))
 
     # -- interruption --------------------------------------------------------------------------------------------
 
@@ -251,6 +257,8 @@ class SoakRun:
         loop = asyncio.get_running_loop()
         handled: list[int] = []
         for number, name in ((signals.SIGINT, "Ctrl-C"), (signals.SIGTERM, "SIGTERM"), (signals.SIGHUP, "SIGHUP")):
+            if signals.getsignal(number) is signals.SIG_IGN:
+                continue  # nohup, or a background job of a script: whoever set that meant it
             with contextlib.suppress(ValueError, RuntimeError):  # not the main thread: somebody else handles them
                 loop.add_signal_handler(number, self.interrupt, name)
                 handled.append(number)
@@ -259,6 +267,8 @@ class SoakRun:
         finally:
             for number in handled:
                 loop.remove_signal_handler(number)
+                if self.deaf_afterwards:
+                    signals.signal(number, signals.SIG_IGN)
 
     def _manifest(self, probed: Probe) -> Manifest:
         spec = self.spec

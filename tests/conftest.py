@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import hypothesis
 import pytest
 
 from builders import manifest
 from soakrig.record.judge import Judge
 from soakrig.record.result import Result
+
+# The same examples every time: a gate that finds a new case at random fails for changes that did not cause it.
+hypothesis.settings.register_profile("gate", derandomize=True)
+hypothesis.settings.load_profile("gate")
 
 
 @pytest.fixture

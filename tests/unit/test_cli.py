@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from builders import T0, alive, done, ended, kernel_live, manifest, sent, turns,
 from soakrig.cli.duration import parse_duration
 from soakrig.cli.main import invoke
 from soakrig.engine.bundled import engine_environment, parse_settings
+from soakrig.engine.ports import refuse_stranger
 from soakrig.errors import UsageError
 from soakrig.record.store import RunStore
 
@@ -31,8 +34,8 @@ def stored(folder: Path, *events: object, **fields: object) -> Path:
         (["runn"], "Did you mean 'run'"),
         (["run", "--turn", "5"], "--turns"),
         (["run", "--turns", "many"], "--turns"),
-        (["run", "--turns", "0"], "at least 1"),
-        (["run", "--conversations", "0"], "at least 1"),
+        (["run", "--turns", "0"], "from 1 up"),
+        (["run", "--conversations", "0"], "from 1 up"),
         (["run", "agent-lop"], "'agent-loop' was meant"),
         (["run", "--engine", "embeded"], "'embedded' was meant"),
         (["run", "--gate", "ttft < 1s"], "does not exist"),
@@ -51,6 +54,19 @@ def stored(folder: Path, *events: object, **fields: object) -> Path:
         (["run", "--stall-timeout", "0"], "above 0"),
         (["run", "--temperature", "-1"], "0 to 5"),
         (["run", "--at-limit", "explode"], "stop-growing"),
+        (["run", "--seed", "99999999999999999999"], "below 2^31"),
+        (["run", "--max-tokens", "99999999999999999999"], "below 2^31"),
+        (["run", "--tools", "-4"], "0 to 500"),
+        (["run", "--port", "99999"], "not a TCP port"),
+        (["run", "--keep-text"], "is for --transcript"),
+        (["run", "--transcript", "x.jsonl", "--tools", "3"], "--tools makes no sense with --transcript"),
+        (["run", "--transcript", "x.jsonl", "--seed", "3"], "--seed makes no sense with --transcript"),
+        (["run", "--url", "http://[::1"], "no URL of a server"),
+        (["run", "--url", "http://127.0.0.1:abc"], "no URL of a server"),
+        (["run", "--url", "http://127.0.0.1:99999"], "no URL of a server"),
+        (["run", "--url", "http://user:word@127.0.0.1:1"], "no URL of a server"),
+        (["report", "/no/such/run"], "there is no run"),
+        (["report", "x**"], "there is no run"),
         (["run", "--transcript", "/nowhere/t.jsonl"], "cannot be read"),
         (["run", "--kernel-log", "/nowhere/at/all"], "/nowhere/at/all"),
         (["watch", "--kernel-log", "/nowhere/at/all"], "/nowhere/at/all"),
@@ -67,7 +83,7 @@ def test_wrong_calls_exit_64_and_say_what_was_meant(
     out, err = capsys.readouterr()
     assert says in err
     assert out == ""
-    assert list(tmp_path.glob("runs/*/events.jsonl")) == [], "nothing was started"
+    assert list(tmp_path.glob("runs/*")) == [], "nothing was started and nothing is left"
 
 
 def test_nothing_at_all_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,6 +115,61 @@ def test_a_taken_port_is_refused_with_its_holder(tmp_path: Path, capsys: pytest.
         port = held.getsockname()[1]
         assert invoke(["run", "--port", str(port), "--runs-dir", str(tmp_path)]) == 3
     assert str(os.getpid()) in capsys.readouterr().err
+
+
+def test_somebody_else_s_pid_is_refused() -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        url = f"http://127.0.0.1:{held.getsockname()[1]}"
+        refuse_stranger(os.getpid(), url)
+        refuse_stranger(os.getppid(), url)
+        other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        try:
+            stranger = 2 if Path("/proc/2").exists() else 1
+            refuse_stranger(other.pid, url)  # below the one that listens
+            with pytest.raises(UsageError, match=f"pid {os.getpid()} "):
+                refuse_stranger(stranger, url)
+        finally:
+            other.communicate(b"\n")
+
+
+@pytest.mark.parametrize(
+    "argv", [["run", "--json", "--gate", "x"], ["run", "--json", "--turn", "5"], ["report", "--json", "no-such-run"]]
+)
+def test_json_is_one_object_when_a_call_fails_too(
+    argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert invoke(argv) == 64
+    failed = json.loads(capsys.readouterr().out)
+    assert failed["exit_code"] == 64
+    assert failed["error"]
+
+
+@pytest.mark.parametrize("place", ["/proc/nowhere", "/dev/null"])
+def test_a_runs_dir_that_cannot_be_made_is_inconclusive(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["run", "--runs-dir", place]) == 2
+    assert "cannot make" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["[]", "3", '{"schema": 2}', '{"schema": 1, "verdict": "pass", "exit_code": 1}'])
+def test_a_result_that_is_none_is_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (stored(tmp_path, *CLEAN) / "result.json").write_text(text)
+    assert invoke(["report", "--runs-dir", str(tmp_path)]) == 64
+    assert "--rejudge" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("exit_code", [99, 1])
+def test_a_verdict_and_an_exit_code_that_contradict_each_other_are_refused(
+    exit_code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = stored(tmp_path, *CLEAN)
+    invoke(["report", "--runs-dir", str(tmp_path), "--rejudge"])
+    result = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps({**result, "exit_code": exit_code}))
+    assert invoke(["report", "--runs-dir", str(tmp_path)]) == 64
+    assert "contradict" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -159,7 +230,7 @@ def test_rejudge_replaces_a_result_that_does_not_follow_from_the_events(
     assert invoke(["report", "--runs-dir", str(tmp_path), "--rejudge", "--json"]) == 1
     honest = json.loads(capsys.readouterr().out)
     (folder / "result.json").write_text(json.dumps({**honest, "verdict": "pass", "exit_code": 0}))
-    assert invoke(["report", "--runs-dir", str(tmp_path), "--json"]) == 0
+    assert invoke(["report", "--runs-dir", str(tmp_path), "--json"]) == 0, "what is stored is shown as it is"
     capsys.readouterr()
     assert invoke(["report", "--runs-dir", str(tmp_path), "--rejudge", "--json"]) == 1
     assert json.loads(capsys.readouterr().out) == honest == json.loads((folder / "result.json").read_text())

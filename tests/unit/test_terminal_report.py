@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 
 from rich.console import Console
@@ -11,7 +12,8 @@ from builders import T0, alive, dead, done, ended, judged, kernel_live, sent, tu
 from soakrig.record.events import Note, SampleTaken
 from soakrig.reports.live import LiveView, turn_line
 from soakrig.reports.series import ASCII_BLOCKS, BLOCKS, MOST_POINTS, Series, Track, sparkline
-from soakrig.reports.terminal import print_report
+from soakrig.reports.terminal import TRACKS, LastingConsole, print_report
+from soakrig.soak.watch.metrics import FAMILIES
 
 
 def text_of(*events: object, folder: Path | None = None, encoding: str = "utf-8", **fields: object) -> str:
@@ -138,3 +140,24 @@ def test_the_live_panel_shows_progress_and_the_last_signal() -> None:
 def test_a_turn_line_says_why_it_is_not_ok() -> None:
     assert turn_line(done(3, T0, "hung")).endswith("made hung")
     assert "tok/s" in turn_line(done(3, T0))
+
+
+def test_every_track_is_a_figure_that_a_watcher_samples() -> None:
+    page = (Path(__file__).parent.parent.parent / "docs" / "watchers.md").read_text()
+    for name, *_ in TRACKS:
+        source, figure = name.split(".")
+        if source == "metrics":
+            assert figure in FAMILIES
+        elif source != "turn":
+            assert f"`{figure}`" in page, name
+
+
+def test_a_reader_that_goes_away_does_not_end_the_run() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    stream = io.TextIOWrapper(io.FileIO(writer, "w"), write_through=True)
+    console = LastingConsole(file=stream, width=100)
+    console.print("into a broken pipe")
+    assert console.quiet
+    console.print("and nobody minds")
+    stream.close()

@@ -32,7 +32,7 @@ def test_requests_and_message_lists_and_blank_lines(tmp_path: Path) -> None:
     request = {"model": "theirs", "messages": [ASK], "tools": [TOOL], "temperature": 0.2, "stream": False}
     path = write(tmp_path, request, "", [ASK, CALL, SAID])
     (lane,) = read_transcript(path, model="ours", max_tokens=99)
-    talk = TranscriptConversation(0, lane)
+    talk = TranscriptConversation(0, lane, over_again=True)
     first = talk.next_turn()
     sent = json.loads(first.body)
     assert sent["model"] == "ours"
@@ -62,6 +62,14 @@ def test_requests_and_message_lists_and_blank_lines(tmp_path: Path) -> None:
         ({"prompt": "x"}, "unknown field 'prompt'"),
         ([{"role": "robot", "content": "x"}], "message 1 has the role 'robot'"),
         ([ASK, "text"], "message 2 has the role None"),
+        ([{"role": ["user"], "content": "x"}], "message 1 has the role"),
+        ([{"role": "user", "content": 5}], "message 1 has a content"),
+        ({"messages": [ASK], "tools": "all"}, "tools is no list"),
+        ({"messages": [ASK], "tools": [1]}, "tools is no list"),
+        ({"messages": [ASK], "max_tokens": "a"}, "max_tokens is 'a'"),
+        ({"messages": [ASK], "max_tokens": 99999999999}, "max_tokens is 99999999999"),
+        ({"messages": [ASK], "temperature": -1}, "temperature is -1"),
+        ({"messages": [ASK], "n": 2}, "asks for n=2"),
     ],
 )
 def test_a_bad_line_is_named_and_nothing_is_sent(tmp_path: Path, line: object, says: str) -> None:
@@ -69,6 +77,17 @@ def test_a_bad_line_is_named_and_nothing_is_sent(tmp_path: Path, line: object, s
         read_transcript(write(tmp_path, [ASK], line))
     assert "talk.jsonl line 2" in str(caught.value)
     assert caught.value.exit_code == 64
+
+
+def test_a_transcript_ends_unless_it_is_to_be_sent_over_again(tmp_path: Path) -> None:
+    (lane,) = read_transcript(write(tmp_path, [ASK], [ASK, CALL, SAID]))
+    talk = TranscriptConversation(0, lane)
+    assert [talk.next_turn() is not None for _ in range(4)] == [True, True, False, False]
+
+
+def test_what_is_no_file_is_refused() -> None:
+    with pytest.raises(UsageError, match="neither a file nor a folder"):
+        read_transcript(Path("/dev/zero"))
 
 
 def test_an_empty_or_missing_file_is_refused(tmp_path: Path) -> None:

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
 
 import soakrig
 from soakrig.cli import bisect as bisect_verb
 from soakrig.cli import doctor, report, repro, run, watch
+from soakrig.cli.output import emit_json, forget_stdout, open_closed_streams
 from soakrig.errors import SoakrigError
+from soakrig.reports.terminal import LastingConsole
 
 EXIT_USAGE, EXIT_BUG, EXIT_INTERRUPTED = 64, 70, 130
 CommandLineError: Any = typer.BadParameter.__base__
@@ -56,33 +57,46 @@ app.add_typer(repro.app, name="repro")
 
 def soak(argv: Sequence[str] | None = None) -> NoReturn:
     """The ``soak`` command: runs it and exits with the contract's code."""
+    open_closed_streams()
     sys.exit(invoke(list(sys.argv[1:] if argv is None else argv)))
 
 
 def bisect(argv: Sequence[str] | None = None) -> NoReturn:
     """The ``bisect`` command, equal to ``soak bisect``."""
+    open_closed_streams()
     sys.exit(invoke(["bisect", *(sys.argv[1:] if argv is None else argv)]))
 
 
 def invoke(argv: list[str]) -> int:
-    """Run one command line; the exit code. Every way to fail is said on standard error."""
-    notes = Console(stderr=True, highlight=False, soft_wrap=True)
+    """Run one command line; the exit code. Every way to fail is said on standard error, and with ``--json`` as one
+    object ``{error, remedy, exit_code}`` on standard output too."""
     command = typer.main.get_command(app)
     try:
         outcome = command.main(args=argv, prog_name="soak", standalone_mode=False)
     except CommandLineError as error:
-        text = error.format_message()
-        notes.print(f"soak: {text}" if text else "", markup=False)
-        if error.ctx is not None:
-            notes.print(f"  `{error.ctx.command_path} --help` lists what there is.", markup=False)
-        return EXIT_USAGE
+        path = error.ctx.command_path if error.ctx is not None else "soak"
+        return _failed(argv, EXIT_USAGE, error.format_message(), f"`{path} --help` lists what there is.")
     except (typer.Abort, KeyboardInterrupt):
-        return EXIT_INTERRUPTED
+        return _failed(argv, EXIT_INTERRUPTED, "interrupted before there was a run to judge")
     except SoakrigError as error:
-        notes.print(f"soak: {error}", markup=False)
-        return error.exit_code
-    except Exception:
-        notes.print("soak: this is a bug of soakrig, not of your engine. Please report what follows.", markup=False)
+        return _failed(argv, error.exit_code, error.message, error.remedy)
+    except BrokenPipeError:  # whoever read this has seen enough
+        forget_stdout()
+        return 0
+    except Exception as error:
+        text = "this is a bug of soakrig, not of your engine. Please report what follows."
+        code = _failed(argv, EXIT_BUG, f"{text} ({type(error).__name__}: {error})")
         traceback.print_exc()
-        return EXIT_BUG
+        return code
     return outcome if isinstance(outcome, int) else 0
+
+
+def _failed(argv: list[str], code: int, message: str, remedy: str = "") -> int:
+    notes = LastingConsole(stderr=True, highlight=False, soft_wrap=True)
+    if message:
+        notes.print(f"soak: {message}", markup=False)
+    if remedy:
+        notes.print(f"  {remedy}", markup=False)
+    if "--json" in argv:
+        emit_json({"error": message, "remedy": remedy, "exit_code": code})
+    return code

@@ -8,6 +8,7 @@ from typing import Annotated
 import orjson
 import typer
 
+from soakrig.cli.output import emit_json
 from soakrig.errors import UsageError
 from soakrig.record.judge import Judge
 from soakrig.record.result import Result
@@ -36,20 +37,32 @@ def report(
         series.feed(event)
     stored = None if rejudge else reader.stored_result()
     result: Result = judge.result() if stored is None else stored
-    if rejudge and not reader.running():
-        data = orjson.dumps(result.to_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
-        write_private(reader.folder / RESULT, data)
+    if rejudge:
+        _replace(reader, result)
     if csv is not None:
         _write_csv(reader, csv)
     if as_json:
-        typer.echo(orjson.dumps(result.to_json()).decode())
+        emit_json(result.to_json())
     else:
         console = report_console()
         if stored is None and not rejudge:
             what = "goes on" if reader.running() else "was cut off: it left no result.json"
             console.print(f"This run {what}; judged from the events so far.\n", style="yellow")
-        print_report(console, result, series, reader.folder)
+        print_report(console, result, series, reader.folder, resend=reader.manifest.resend_from)
     raise typer.Exit(result.exit_code)
+
+
+def _replace(reader: RunReader, result: Result) -> None:
+    """Write the verdict that was derived again; a run that still goes on writes its own."""
+    if reader.running():
+        return
+    data = orjson.dumps(result.to_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    try:
+        write_private(reader.folder / RESULT, data)
+    except OSError as error:
+        report_console(stderr=True).print(
+            f"soak: {reader.folder / RESULT} was not replaced: {error.strerror or error}", markup=False
+        )
 
 
 def _write_csv(reader: RunReader, path: Path) -> None:

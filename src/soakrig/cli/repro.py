@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated
 
-import orjson
 import typer
-from rich.console import Console
 
+from soakrig.cli.output import emit, emit_json
+from soakrig.reports.terminal import report_console
 from soakrig.reproducers.registry import REPRODUCERS, find_reproducer
 
 app = typer.Typer(no_args_is_help=True, help="List and explain the reproducers (named load shapes).")
@@ -18,10 +18,10 @@ app = typer.Typer(no_args_is_help=True, help="List and explain the reproducers (
 def list_(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
     """Name every reproducer with one line on its shape."""
     if as_json:
-        typer.echo(orjson.dumps({name: r.summary for name, r in REPRODUCERS.items()}).decode())
+        emit_json({name: r.summary for name, r in REPRODUCERS.items()})
         return
     for name, reproducer in REPRODUCERS.items():
-        typer.echo(f"{name:16} {reproducer.summary}")
+        emit(f"{name:16} {reproducer.summary}")
 
 
 @app.command("show")
@@ -33,9 +33,9 @@ def show(
     reproducer = find_reproducer(name)
     facts = {key: value for key, value in asdict(reproducer).items() if key != "load"}
     if as_json:
-        typer.echo(orjson.dumps(facts).decode())
+        emit_json(facts)
         return
-    console = Console(highlight=False, width=100)
+    console = report_console()
     for key, value in facts.items():
         text = ", ".join(value) if isinstance(value, (list, tuple)) else str(value)
         console.print(f"[bold]{key.replace('_', ' ')}[/bold]: {text}")

@@ -4,38 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-import orjson
 import typer
 
 from soakrig.cli.duration import parse_duration
+from soakrig.cli.output import emit_json
 from soakrig.clock import RealClock
 from soakrig.engine.bundled import check_engine, launch_embedded, parse_settings
 from soakrig.engine.launcher import EngineProcess
-from soakrig.errors import UsageError
+from soakrig.engine.ports import refuse_if_taken, refuse_stranger
+from soakrig.errors import StoreError, UsageError
 from soakrig.record.gates import parse_gate
 from soakrig.record.manifest import Plan
 from soakrig.record.redaction import redact_flags, redact_settings
 from soakrig.record.result import Result
-from soakrig.record.store import new_run_id
+from soakrig.record.store import MANIFEST, new_run_id
 from soakrig.reports.live import LiveView
 from soakrig.reports.terminal import print_report, report_console
+from soakrig.reproducers.agent_loop import AGENT_LOOP
 from soakrig.reproducers.registry import find_reproducer
 from soakrig.reproducers.reproducer import LoadOptions
+from soakrig.soak.agent.tools import tools as tool_definitions
 from soakrig.soak.classify import LENIENCIES
 from soakrig.soak.client import Timeouts
 from soakrig.soak.conversation import AtLimit, Conversation
 from soakrig.soak.probe import Probe
 from soakrig.soak.run import RunSpec, SoakRun
 from soakrig.soak.target import Target, check_pid, parse_url
-from soakrig.soak.transcript import TranscriptConversation, read_transcript, transcript_facts
+from soakrig.soak.transcript import Line, TranscriptConversation, read_transcript, transcript_facts
 from soakrig.soak.watch.kernel_log import KernelLogWatcher
 
+DEFAULT_TURNS = 60
 LOAD, ENGINE, WATCH, ENDING = "The load", "The engine", "What is watched", "Verdict and output"
 
 
@@ -158,13 +163,27 @@ def run(
         _refuse("with --url, the server is already running", engine=engine, set=set_, arg=arg, port=port)
     else:
         _refuse("without --url", pid=pid, engine_log=engine_log, api_key_env=api_key_env)
+    if transcript is not None:
+        usual = LoadOptions()
+        _refuse(
+            "with --transcript, which is sent as it is",
+            tools=tools if tools != usual.tools else None,
+            seed=seed if seed != usual.seed else None,
+            temperature=temperature if temperature != usual.temperature else None,
+            result_scale=result_scale if result_scale != usual.result_scale else None,
+            at_limit=at_limit if at_limit != usual.at_limit else None,
+            reproducer=reproducer if reproducer != AGENT_LOOP.name else None,
+        )
+    elif keep_text:
+        raise UsageError("--keep-text is for --transcript; synthetic loads always keep their text")
     if turns is not None and for_ is not None:
         raise UsageError("--turns and --for are two ways to say how long; give one")
-    _at_least("--turns", turns, 1)
-    _at_least("--conversations", conversations, 1)
-    _at_least("--max-tokens", max_tokens, 1)
-    _at_least("--max-bad", max_bad, 0)
-    _at_least("--context-limit", context_limit, 1)
+    for name, count, least in (("--turns", turns, 1), ("--conversations", conversations, 1), ("--max-bad", max_bad, 0),
+                               ("--max-tokens", max_tokens, 1), ("--context-limit", context_limit, 1),
+                               ("--seed", seed, 0)):  # fmt: skip
+        if count is not None and not least <= count < 1 << 31:
+            raise UsageError(f"{name} {count}: expected a number from {least} up, below 2^31")
+    tool_definitions(tools)  # refuses an impossible number
     for name, value in (("--stall-timeout", stall_timeout), ("--first-byte-timeout", first_byte_timeout),
                         ("--result-scale", result_scale)):  # fmt: skip
         if not 0 < value < 1e9:
@@ -176,12 +195,13 @@ def run(
         conversations, tools, seed, max_tokens, temperature, context_limit,
         cast(AtLimit, _one_of("--at-limit", at_limit, ("restart", "stop-growing"))), result_scale,
     )  # fmt: skip
-    load, facts, default_turns = _load(reproducer, options, transcript)
     seconds = parse_duration(for_) if for_ is not None else None
+    load, facts, lanes = _load(reproducer, options, transcript, over_again=turns is not None or seconds is not None)
     plan = Plan(
-        conversations=len(facts["lanes"]) if facts and facts["lanes"] else conversations,
-        turns=None if seconds is not None else turns if turns is not None else default_turns,
+        conversations=len(lanes) or conversations,
+        turns=None if seconds is not None else turns or max(lanes, default=DEFAULT_TURNS),
         seconds=seconds,
+        lanes=lanes if lanes and turns is None and seconds is None else None,
     )
     name = "transcript" if transcript is not None else find_reproducer(reproducer).name
     spec = RunSpec(
@@ -210,33 +230,39 @@ def run(
         else:
             check_engine(engine or "embedded")
             target = _launched(stack, spec, settings, arg or [], port, model)
-        soaking = SoakRun(spec, target, RealClock(), view)
+        soaking = SoakRun(spec, target, RealClock(), view, deaf_afterwards=True)
         with view:
             result = _drive(soaking)
     if soaking.error is not None:
         notes.print(f"soak: a bug of soakrig ended the load: {soaking.error!r}", style="bold red", markup=False)
-    _show(result, view, soaking, as_json=as_json)
+    console = report_console(stderr=as_json)
+    resend = str(transcript.resolve()) if transcript is not None and not keep_text else None
+    print_report(console, result, view.series, soaking.folder, resend=resend)
+    if as_json:
+        emit_json(result.to_json())
     raise typer.Exit(result.exit_code)
 
 
 def _load(
-    reproducer: str, options: LoadOptions, transcript: Path | None
-) -> tuple[Callable[[Probe], Sequence[Conversation]], dict[str, Any] | None, int]:
-    """What makes the conversations, what the record keeps of a transcript, and how many turns it has by itself."""
+    reproducer: str, options: LoadOptions, transcript: Path | None, *, over_again: bool
+) -> tuple[Callable[[Probe], Sequence[Conversation]], dict[str, Any] | None, list[int]]:
+    """What makes the conversations, what the record keeps of a transcript, and how many turns each of its
+    conversations has. A transcript of one conversation is sent by every place of the load."""
     if transcript is None:
         chosen = find_reproducer(reproducer)
-        return lambda probe: chosen.load(options, probe), None, 60
-    lanes = read_transcript(transcript, max_tokens=options.max_tokens)
-    facts = {**transcript_facts(transcript, lanes), "lanes": [len(lane) for lane in lanes]}
-    if len(lanes) == 1 and options.conversations > 1:
-        facts["lanes"] = [len(lanes[0])] * options.conversations
+        return lambda probe: chosen.load(options, probe), None, []
+
+    def read(model: str) -> list[list[Line]]:
+        lanes = read_transcript(transcript, model=model, max_tokens=options.max_tokens)
+        return lanes * options.conversations if len(lanes) == 1 else lanes
+
+    lanes = read("")
+    facts = transcript_facts(transcript, lanes)
 
     def load(probe: Probe) -> Sequence[Conversation]:
-        read = read_transcript(transcript, model=probe.model, max_tokens=options.max_tokens)
-        read = read * options.conversations if len(read) == 1 else read
-        return [TranscriptConversation(number, lane) for number, lane in enumerate(read)]
+        return [TranscriptConversation(number, lane, over_again) for number, lane in enumerate(read(probe.model))]
 
-    return load, facts, max(len(lane) for lane in lanes)
+    return load, facts, [len(lane) for lane in lanes]
 
 
 def _attached(url: str, pid: int | None, engine_log: Path | None, model: str, api_key_env: str) -> Target:
@@ -247,10 +273,14 @@ def _attached(url: str, pid: int | None, engine_log: Path | None, model: str, ap
             raise UsageError(f"--api-key-env {api_key_env}: the variable is not set", remedy="Export it first.")
     if engine_log is not None and not engine_log.is_file():
         raise UsageError(f"--engine-log {engine_log} is no file", remedy="Give the file that the engine writes.")
+    base = parse_url(url)
+    if pid is not None:
+        check_pid(pid)
+        refuse_stranger(pid, base)
     return Target(
-        parse_url(url),
+        base,
         model,
-        pid=check_pid(pid) if pid is not None else None,
+        pid=pid,
         engine_log=engine_log,
         api_key=key,
     )
@@ -259,9 +289,17 @@ def _attached(url: str, pid: int | None, engine_log: Path | None, model: str, ap
 def _launched(
     stack: ExitStack, spec: RunSpec, settings: dict[str, str], flags: Sequence[str], port: int, model: str
 ) -> Target:
+    refuse_if_taken(port)
     folder = spec.runs_dir / spec.run_id
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"cannot make {folder}: {error.strerror or error}", remedy="Give another --runs-dir."
+        ) from error
+    unused = stack.enter_context(ExitStack())
     engine: EngineProcess = stack.enter_context(launch_embedded(settings, flags, folder, port=port))
+    unused.callback(_drop_unused, folder)  # runs after the engine has stopped; its log stays where it did not start
     return Target(
         engine.base_url,
         model,
@@ -283,22 +321,16 @@ def _drive(soaking: SoakRun) -> Result:
         return runner.run(soaking.run())
 
 
-def _show(result: Result, view: LiveView, soaking: SoakRun, *, as_json: bool) -> None:
-    console = report_console(stderr=as_json)
-    print_report(console, result, view.series, soaking.folder)
-    if as_json:
-        typer.echo(orjson.dumps(result.to_json()).decode())
+def _drop_unused(folder: Path) -> None:
+    """Remove the folder of a run that was refused before it began."""
+    if not (folder / MANIFEST).exists():
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _refuse(why: str, **options: object) -> None:
     for name, value in options.items():
         if value not in (None, "", 0, []):
             raise UsageError(f"--{name.replace('_', '-')} makes no sense {why}")
-
-
-def _at_least(name: str, value: int | None, least: int) -> None:
-    if value is not None and value < least:
-        raise UsageError(f"{name} {value}: expected at least {least}")
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import threading
 import time
@@ -48,6 +49,8 @@ def watch(
     log (injected) are shown and do not count.
     """
     clock = RealClock()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a log's text may be none of the terminal's encoding
     notes = Console(stderr=True, highlight=False)
     out = Console(highlight=False)
     watcher = KernelLogWatcher(kernel_log, clock, once=once)

@@ -64,6 +64,9 @@ def launch_embedded(
     flag or a setting, and ``EngineStartError`` when it does not come up.
     """
     refuse_if_taken(port)
+    taken = next((flag for flag in flags if flag.partition("=")[0] in ("--port", "--port-file")), None)
+    if taken is not None:
+        raise UsageError(f"--arg={taken} is set by this tool", remedy="Use --port for the port.")
     port_file = folder / "engine.port"
     argv = [sys.executable, "-m", "soakrig.engine.embedded", "--port", str(port), "--port-file", str(port_file), *flags]
     try:

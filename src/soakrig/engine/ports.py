@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 import psutil
 
@@ -81,3 +82,25 @@ def _age(pid: int) -> float:
 def _check(port: int) -> None:
     if not 0 <= port <= 65535:
         raise UsageError(f"{port} is not a TCP port", remedy="a port is a number from 0 (any free one) to 65535")
+
+
+def refuse_stranger(pid: int, base_url: str) -> None:
+    """Return when ``pid`` may be the server at a loopback URL: it, a process above it or one below it listens there, or
+    nobody can tell who does. Raises UsageError that names who listens otherwise: watching a stranger proves nothing.
+    """
+    parts = urlsplit(base_url)
+    if parts.hostname not in ("127.0.0.1", "localhost", "::1"):
+        return
+    found = holder(parts.port or (443 if parts.scheme == "https" else 80))
+    if found is None or found.pid is None or found.pid == pid:
+        return
+    try:
+        family = {one.pid for one in psutil.Process(found.pid).parents()}
+        family |= {one.pid for one in psutil.Process(found.pid).children(recursive=True)}
+    except psutil.Error:
+        return
+    if pid not in family:
+        raise UsageError(
+            f"--pid {pid} does not serve {base_url}; pid {found.pid} ({found.name}) listens there",
+            remedy=f"Give --pid {found.pid}, or leave it out.",
+        )

@@ -70,3 +70,8 @@ class Manifest(BaseModel):
     settings: dict[str, Any] = {}
     fingerprint: dict[str, Any] = {}
     host: dict[str, Any] = {}
+
+    @property
+    def resend_from(self) -> str | None:
+        """The transcript that sends this run again where its own folder cannot; None where the folder can."""
+        return str(self.transcript.get("path")) if self.transcript is not None and not self.text_kept else None

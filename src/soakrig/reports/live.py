@@ -80,7 +80,9 @@ class LiveView:
             f"{time.monotonic() - self.began:,.0f} s",
         )
         strip = Text("".join(self.series.marks[-3 * (self.console.width - 2) :]))
-        facts = Table.grid(padding=(0, 3))
+        facts = Table.grid(padding=(0, 2))
+        for _ in range(6):
+            facts.add_column(no_wrap=True)
         last = self.last_turn
         if last is not None:
             rate = decode_rate(last)
@@ -93,7 +95,10 @@ class LiveView:
                 f"{judge.exposure.prompt_tokens + judge.exposure.output_tokens:,} tokens",
             )
         return Group(
-            bar, strip, facts, Text(f"last: {self.last_signal or 'nothing seen'}", style="dim", overflow="ellipsis")
+            bar,
+            strip,
+            facts,
+            Text(f"last: {self.last_signal or 'nothing seen'}", style="dim", overflow="ellipsis", no_wrap=True),
         )
 
     def _progress(self, judge: Judge) -> tuple[float, float]:

@@ -37,7 +37,7 @@ class Track:
 @dataclass
 class Series:
     """Feed it events. ``marks``: one character a turn in the order of their end (the newest 4,096); ``tracks``: every
-    sampled figure by ``source.name``, and the turns' TTFT, decode rate and context."""
+    sampled figure by ``source.name``, and the turns' TTFT and context."""
 
     marks: list[str] = field(default_factory=list[str])
     marks_dropped: int = 0

@@ -21,32 +21,42 @@ TRACKS = [
     ("turn.ttft_s", "TTFT", "s", 1.0),
     ("process.rss_mib", "engine memory", "MiB", 1.0),
     ("process.cpu_percent", "engine CPU", "%", 1.0),
-    ("metrics.kv_usage", "KV cache in use", "%", 100.0),
-    ("nvml.memory_used_mib", "GPU memory", "MiB", 1.0),
-    ("nvml.utilisation_percent", "GPU utilisation", "%", 1.0),
+    ("metrics.kv_cache_usage", "KV cache in use", "%", 100.0),
+    ("nvml.vram_used_mib", "GPU memory", "MiB", 1.0),
+    ("nvml.gpu_util_percent", "GPU utilisation", "%", 1.0),
     ("nvml.temperature_c", "GPU temperature", "C", 1.0),
     ("nvml.power_w", "GPU power", "W", 1.0),
 ]
 """Track, label, unit, factor; a track that was not sampled is left out."""
 
 
+class LastingConsole(Console):
+    """A console whose reader may go away (``| head``, a dead ``tee``) without ending the run that writes to it."""
+
+    def on_broken_pipe(self) -> None:
+        """Be silent from now on; rich would end the process with status 1, which means fail here."""
+        self.quiet = True
+
+
 def report_console(*, stderr: bool = False) -> Console:
     """A console of 100 columns; no colour where the stream is no terminal."""
-    console = Console(stderr=stderr, highlight=False)
+    console = LastingConsole(stderr=stderr, highlight=False)
     if not console.is_terminal or console.width > WIDTH:
-        console = Console(stderr=stderr, highlight=False, width=WIDTH)
+        console = LastingConsole(stderr=stderr, highlight=False, width=WIDTH)
     return console
 
 
-def print_report(console: Console, result: Result, series: Series, folder: Path | None) -> None:
-    """Print the whole report."""
+def print_report(
+    console: Console, result: Result, series: Series, folder: Path | None, *, resend: str | None = None
+) -> None:
+    """Print the whole report. ``resend``: what `--transcript` takes to send the run again (default: its folder)."""
     ascii_only = not (console.encoding or "").lower().startswith("utf")
-    for part in report_parts(result, series, folder, ascii_only=ascii_only):
+    for part in report_parts(result, series, folder, ascii_only=ascii_only, resend=resend):
         console.print(part)
 
 
 def report_parts(
-    result: Result, series: Series, folder: Path | None, *, ascii_only: bool = False
+    result: Result, series: Series, folder: Path | None, *, ascii_only: bool = False, resend: str | None = None
 ) -> Iterator[RenderableType]:
     """The report's parts in their order: verdict and reasons, gates, faults, outcomes, exposure, latency, tracks,
     sources, and where to go on."""
@@ -62,7 +72,7 @@ def report_parts(
     if tracks is not None:
         yield tracks
     yield _sources(result)
-    yield _next(result, folder)
+    yield _next(result, folder, resend or str(folder))
 
 
 def _head(text: str) -> Text:
@@ -182,14 +192,14 @@ def _sources(result: Result) -> RenderableType:
     return Group(_head("what was watched"), table)
 
 
-def _next(result: Result, folder: Path | None) -> RenderableType:
+def _next(result: Result, folder: Path | None, resend: str) -> RenderableType:
     if folder is None:
         return Text("")
     text = Text(f"\n  {folder}\n", style="dim")
     if result.verdict == "pass":
         text.append("  next: a longer soak tightens the bound, `soak run --turns 600`", style="dim")
     elif result.faults or result.first_bad:
-        text.append(f"  next: look into {folder}/evidence; send it again with `soak run --transcript {folder}`", "dim")
+        text.append(f"  next: look into {folder}/evidence; send it again with `soak run --transcript {resend}`", "dim")
     else:
         text.append("  next: `soak doctor` says what this host can watch and how to allow the rest", style="dim")
     return text

@@ -58,7 +58,7 @@ async def probe(client: ChatClient, model: str = "") -> Probe:
     version = await client.get("/version")
     return Probe(
         chosen,
-        context_limit=limit if isinstance(limit, int) else None,
+        context_limit=limit if isinstance(limit, int) and limit > 0 else None,
         health=health.status_code if health is not None else None,
         settings=_object(settings.content) if settings is not None and settings.status_code == 200 else {},
         version=str(_object(version.content).get("version", "")) if version and version.status_code == 200 else "",

@@ -27,7 +27,6 @@ class Target:
     launched: bool = False
     keeper_pid: int | None = None
     api_key: str = ""
-    context_limit: int | None = None
 
     @property
     def headers(self) -> dict[str, str]:
@@ -38,14 +37,12 @@ def parse_url(text: str) -> str:
     """The base URL in its one form. Raises ``UsageError`` when it is no http URL."""
     from urllib.parse import urlsplit
 
-    parts = urlsplit(text)
-    if (
-        parts.scheme not in ("http", "https")
-        or not parts.hostname
-        or parts.query
-        or parts.fragment
-        or "@" in parts.netloc
-    ):
+    try:
+        parts = urlsplit(text)
+        sound = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+    except ValueError:  # a port that is no number, a bracket that is not closed
+        sound = False
+    if not sound or any(mark in text for mark in "?#@"):
         raise UsageError(
             f"--url {text!r} is no URL of a server; expected http://HOST:PORT",
             remedy="Example: http://127.0.0.1:8000 (a key goes into a variable that --api-key-env names).",

@@ -27,6 +27,11 @@ FIELDS = frozenset(
      "service_tier", "top_k", "min_p", "repetition_penalty", "thinking_token_budget"}
 )  # fmt: skip
 
+NUMBERS: dict[str, tuple[type, ...]] = {
+    "max_tokens": (int,), "max_completion_tokens": (int,), "n": (int,), "seed": (int,), "top_k": (int,),
+    "temperature": (int, float), "top_p": (int, float), "min_p": (int, float),
+}  # fmt: skip
+
 
 @dataclass(slots=True)
 class Line:
@@ -40,15 +45,18 @@ class Line:
 
 @dataclass
 class TranscriptConversation:
-    """Sends the lines of a transcript in order, from the beginning again when they are through."""
+    """Sends the lines of a transcript in order: once, or ``over_again`` from the beginning when they are through."""
 
     number: int
     lines: Sequence[Line]
+    over_again: bool = False
     turn: int = 0
     part: int = 0
     _measured: dict[int, int] = field(default_factory=dict[int, int])
 
-    def next_turn(self) -> Turn:
+    def next_turn(self) -> Turn | None:
+        if self.turn >= len(self.lines) and not self.over_again:
+            return None
         index = self.turn % len(self.lines)
         line = self.lines[index]
         if self.turn and not _extends(line.messages, self.lines[(self.turn - 1) % len(self.lines)].messages):
@@ -72,6 +80,8 @@ def read_transcript(path: Path, *, model: str = "", max_tokens: int = 512) -> li
     """
     if path.is_dir():
         return _read_run(path)
+    if path.exists() and not path.is_file():
+        raise UsageError(f"--transcript {path} is neither a file nor a folder", remedy="Give a JSONL file.")
     lines: list[Line] = []
     try:
         stream = path.open("rb")
@@ -118,6 +128,7 @@ def _read_line(raw: bytes, where: str, model: str, max_tokens: int) -> Line:
     unknown = sorted(set(data) - FIELDS)
     if unknown:
         raise UsageError(f"{where} has the unknown field {unknown[0]!r}", remedy=f"Known: {', '.join(sorted(FIELDS))}.")
+    _check_fields(data, where)
     if data.get("n", 1) != 1:
         raise UsageError(f"{where} asks for n={data['n']} answers", remedy="A turn has one answer: leave n out.")
     messages = _messages(data.pop("messages", None), where)
@@ -135,12 +146,28 @@ def _messages(messages: Any, where: str) -> list[dict[str, Any]]:
         raise UsageError(f"{where} has no messages", remedy='Expected {"messages": [{"role": ..., "content": ...}]}.')
     for number, message in enumerate(messages, 1):
         role = message.get("role") if isinstance(message, dict) else None
-        if role not in ROLES:
+        if not isinstance(role, str) or role not in ROLES:
             raise UsageError(
                 f"{where}: message {number} has the role {role!r}",
                 remedy=f"Expected one of {', '.join(sorted(ROLES))}.",
             )
+        content = message.get("content")
+        if content is not None and not isinstance(content, str | list):
+            raise UsageError(
+                f"{where}: message {number} has a content that is neither text, a list nor null: {content!r:.80}"
+            )
     return messages
+
+
+def _check_fields(data: dict[str, Any], where: str) -> None:
+    """Types of what a server would otherwise refuse, and be blamed for."""
+    for name, kinds in NUMBERS.items():
+        value = data.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, kinds) or not 0 <= value < 1 << 31):
+            raise UsageError(f"{where}: {name} is {value!r:.80}, expected a number from 0 up")
+    tools = data.get("tools")
+    if tools is not None and (not isinstance(tools, list) or _tool_names(data) is None):
+        raise UsageError(f"{where}: tools is no list of function definitions: {tools!r:.80}")
 
 
 def _extends(messages: Sequence[bytes], before: Sequence[bytes]) -> bool:

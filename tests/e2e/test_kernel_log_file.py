@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
+import stat
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from soakrig.clock import FakeClock
-from soakrig.errors import UsageError
-from soakrig.record.signal import Signal
+from soakrig.clock import FakeClock, RealClock
+from soakrig.errors import UsageError, WatcherError
+from soakrig.record.signal import Signal, SourceName, SourceState
 from soakrig.soak.watch.kernel_log import KernelLogWatcher
-from soakrig.soak.watch.log_file import LINE_MAX, RETIRED_S
+from soakrig.soak.watch.log_file import GONE_S, LINE_MAX, RETIRED_S
+from soakrig.soak.watch.watcher import Sample, WatchGroup
 
 
 def xid(number: int) -> str:
@@ -22,8 +27,8 @@ def xid(number: int) -> str:
 class Followed:
     """A watcher on ``path`` with every signal that it has given."""
 
-    def __init__(self, path: Path) -> None:
-        self.clock = FakeClock()
+    def __init__(self, path: Path, clock: FakeClock | None = None) -> None:
+        self.clock = clock or FakeClock()
         self.raw: list[str] = []
         self.watcher = KernelLogWatcher(str(path), self.clock, self.raw.append)
         self.state = self.watcher.open()
@@ -106,14 +111,139 @@ def test_a_file_that_comes_later_is_read_from_its_beginning(tmp_path: Path) -> N
     assert followed.xids() == []
     append(log, xid(31) + "\n")
     assert followed.xids() == [31]
+    assert followed.state.state == "partial", "nobody knows where the driver's lines went before"
+    assert "exists only since 1970-01-1" in followed.state.detail
+    append(log, xid(43) + "\n")
+    assert followed.xids() == [43]
+    assert followed.state.state == "partial"
+
+
+class DuringWaits(FakeClock):
+    """A clock that does something in each wait."""
+
+    act: Callable[[], None]
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        self.act()
+        return super().wait(event, seconds)
+
+
+def test_a_file_that_is_gone_is_a_gap_for_ever(tmp_path: Path) -> None:
+    log = tmp_path / "kern.log"
+    log.touch()
+    followed = Followed(log)
+    append(log, xid(31) + "\n")
+    log.unlink()
+    assert followed.xids() == [31], "what was written before is not lost, and is not held back"
+    assert followed.state.state == "live"
+    before = followed.clock.monotonic()
+    assert followed.xids() == []
+    assert followed.clock.monotonic() - before == pytest.approx(GONE_S, abs=0.05)
+    assert followed.state.state == "partial"
+    assert "gone since 1970-01-1" in followed.state.detail
+    assert "nothing took its place" in followed.state.detail
+    for count, number in enumerate((43, 45)):
+        append(log, xid(number) + "\n")
+        assert followed.xids() == [number], "read from its beginning"
+        assert followed.state.state == "partial"
+        assert "from 1970-01-1" in followed.state.detail
+        assert ("was gone 2 times, first from" in followed.state.detail) is bool(count)
+        assert "nothing took its place" not in followed.state.detail
+        log.unlink()
+        assert followed.xids() == []
+        assert "gone since" in followed.state.detail
+
+
+def test_a_file_that_comes_back_at_once_leaves_no_gap(tmp_path: Path) -> None:
+    log = tmp_path / "kern.log"
+    log.touch()
+    followed = Followed(log, clock := DuringWaits())
+    clock.act = lambda: append(log, xid(31) + "\n")
+    log.rename(tmp_path / "kern.log.1")
+    assert followed.xids() == [31]
+    assert followed.state.state == "live"
+    aside = log.rename(tmp_path / "aside")
+
+    def move_back() -> None:
+        if aside.exists():
+            aside.rename(log)
+
+    clock.act = move_back
+    assert followed.xids() == [], "the same file: nothing is read twice"
+    asyncio.run(clock.advance(GONE_S + 1))
+    assert followed.xids() == []
     assert followed.state.state == "live"
 
 
-def test_a_path_that_can_never_appear_is_refused(tmp_path: Path) -> None:
-    for path in (tmp_path / "no" / "kern.log", tmp_path):
+class Kept:
+    """A sink that keeps the states."""
+
+    def __init__(self) -> None:
+        self.states: list[SourceState] = []
+
+    def signal(self, signal: Signal) -> None: ...
+
+    def sample(self, source: SourceName, sample: Sample) -> None: ...
+
+    def state(self, state: SourceState) -> None:
+        self.states.append(state)
+
+
+def test_a_file_deleted_just_before_the_end_is_not_live(tmp_path: Path) -> None:
+    log = tmp_path / "kern.log"
+    log.touch()
+    watcher = KernelLogWatcher(str(log), RealClock())
+    watcher.interval = 60.0  # the only poll is the last
+    group = WatchGroup([watcher], kept := Kept(), RealClock())
+    group.start()
+    log.unlink()
+    group.stop()
+    assert [one.state for one in kept.states] == ["live", "partial"]
+    assert "nothing took its place" in kept.states[1].detail
+
+
+def test_a_path_that_becomes_a_device_ends_the_watch(tmp_path: Path) -> None:
+    log = tmp_path / "kern.log"
+    log.touch()
+    followed = Followed(log)
+    log.unlink()
+    log.symlink_to("/dev/null")
+    with pytest.raises(WatcherError, match=r"is a character device \(1:3\), no regular file"):
+        followed.poll()
+
+
+def test_a_path_that_can_never_be_a_log_is_refused(tmp_path: Path) -> None:
+    link = tmp_path / "kern.log"
+    link.symlink_to("/dev/null")
+    plain = tmp_path / "plain"
+    plain.touch()
+    plugged = socket.socket(socket.AF_UNIX)
+    plugged.bind(str(tmp_path / "socket"))
+    plugged.close()
+    cases = {
+        tmp_path / "no" / "kern.log": "nor its folder", plain / "kern.log": "nor its folder", tmp_path: "a folder",
+        Path("/dev/null"): "character device (1:3)", Path("/dev/zero"): "character device (1:5)",
+        link: "character device (1:3)", tmp_path / "socket": "a socket", Path("~no-such-user/kern.log"): "home",
+    }  # fmt: skip
+    for path, why in cases.items():
         with pytest.raises(UsageError) as error:
             KernelLogWatcher(str(path), FakeClock())
         assert str(path) in str(error.value)
+        assert why in str(error.value)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make device nodes")
+def test_a_device_is_known_by_its_number_and_not_by_its_name(tmp_path: Path) -> None:
+    try:
+        os.mknod(tmp_path / "kmsg", 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+        os.mknod(tmp_path / "ours", 0o600 | stat.S_IFCHR, os.makedev(1, 11))
+        os.mknod(tmp_path / "disk", 0o600 | stat.S_IFBLK, os.makedev(1, 11))
+    except PermissionError as error:
+        pytest.skip(f"no device nodes here: {error}")
+    KernelLogWatcher(str(tmp_path / "ours"), FakeClock())
+    for name, why in (("kmsg", r"character device \(1:3\)"), ("disk", r"block device \(1:11\)")):
+        with pytest.raises(UsageError, match=why):
+            KernelLogWatcher(str(tmp_path / name), FakeClock())
 
 
 def test_a_monster_line_is_cut_and_the_next_one_read(tmp_path: Path) -> None:

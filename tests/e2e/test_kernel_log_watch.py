@@ -28,8 +28,8 @@ KEYS = [
 EXIT = {"serving-fault": 1, "injected": 0, "host": 1, "quiet": 0}
 
 
-def run(*argv: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "TZ": "UTC", "COLUMNS": "100", "NO_COLOR": "1"}
+def run(*argv: str, **more: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "TZ": "UTC", "COLUMNS": "100", "NO_COLOR": "1", **more}
     return subprocess.run(
         [sys.executable, "-c", APP, *argv], capture_output=True, text=True, timeout=60, env=env, check=False
     )
@@ -59,6 +59,16 @@ def test_a_whole_log_for_people(name: str) -> None:
     if name == "serving-fault":
         summary = "".join(summary.splitlines(keepends=True)[-3:])  # what comes before has the year of today
     assert summary == (GOLDEN / f"{name}.txt").read_text()
+
+
+@pytest.mark.parametrize(("encoding", "shown"), [("ascii", r"w\xe9\u2603 (pid 9)"), ("utf-8", "w\xe9\u2603 (pid 9)")])
+def test_text_that_the_terminal_cannot_show_is_escaped(tmp_path: Path, encoding: str, shown: str) -> None:
+    log = tmp_path / "kern.log"
+    log.write_text("[ 100.000001] NVRM: Xid (PCI:0000:65:00): 31, pid=9, name=w\xe9\u2603, Ch 00000001\n", "utf-8")
+    done = run("--kernel-log", str(log), "--once", PYTHONIOENCODING=encoding)
+    assert done.returncode == 1, done.stderr
+    assert shown in done.stdout
+    assert "1 incident" in done.stdout
 
 
 def test_following_prints_as_lines_come_and_ends_at_ctrl_c(tmp_path: Path) -> None:

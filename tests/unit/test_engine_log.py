@@ -167,7 +167,26 @@ def test_rotation(tmp_path: Path, how: str) -> None:
             assert names(watcher.poll().signals) == ["aborted"]
         log.write_text("Killed\n")
     expected = {"rename": ["aborted", "killed"], "truncate": ["killed"], "gap": ["killed"]}[how]
-    assert names(watcher.poll().signals) == expected
+    seen = watcher.poll()
+    assert names(seen.signals) == expected
+    assert (seen.state is not None and "truncated" in seen.state.detail) is (how == "truncate")
+    watcher.close()
+
+
+def test_a_file_rewritten_and_longer_than_before(tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+    log.write_text("all well\nSegmentation fau")
+    watcher = watch(log, from_start=False)
+    assert watcher.poll().signals == []
+    log.write_text("Killed\n" + "filler\n" * 40)
+    seen = watcher.poll()
+    assert names(seen.signals) == ["killed"]
+    assert seen.state is not None
+    assert seen.state.state == "partial"
+    with log.open("a") as file:
+        file.write("Aborted\n")
+    seen = watcher.poll()
+    assert (names(seen.signals), seen.state) == (["aborted"], None), "read on, and told once"
     watcher.close()
 
 
@@ -187,8 +206,11 @@ def test_a_log_that_comes_later(tmp_path: Path) -> None:
 def test_what_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(WatcherError, match="nor is its folder"):
         watch(tmp_path / "no" / "engine.log")
-    with pytest.raises(WatcherError, match="Is a directory"):
+    with pytest.raises(WatcherError, match="is a folder"):
         watch(tmp_path)
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(WatcherError, match="is a FIFO, no regular file"):
+        watch(tmp_path / "fifo")
     if os.geteuid() != 0:
         (tmp_path / "closed").touch(mode=0)
         with pytest.raises(WatcherError, match="Permission denied"):

@@ -20,7 +20,7 @@ from soakrig.engine.bundled import check_engine, launch_embedded, parse_settings
 from soakrig.engine.launcher import EngineProcess
 from soakrig.engine.ports import refuse_if_taken, refuse_stranger
 from soakrig.errors import StoreError, UsageError
-from soakrig.record.gates import parse_gate
+from soakrig.record.gates import FIGURES, parse_gate
 from soakrig.record.manifest import Plan
 from soakrig.record.redaction import redact_flags, redact_settings
 from soakrig.record.result import Result
@@ -123,7 +123,7 @@ def run(
     ] = 1800.0,
     gate: Annotated[
         list[str] | None,
-        typer.Option(metavar="'FIGURE < LIMIT'", help="Fail the run when this does not hold: 'ttft_p99 < 20s'.",
+        typer.Option(metavar="'FIGURE < LIMIT'", help="Fail the run when this does not hold: 'ttft_p99 < 20s'. Figures: " + ", ".join(FIGURES) + ".",
                      rich_help_panel=ENDING),
     ] = None,
     accept: Annotated[

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 from soakrig.clock import Clock
 from soakrig.errors import WatcherError
 from soakrig.record.signal import Signal, SourceName, SourceState
 from soakrig.soak.watch.death_lines import Reader, read_message
+from soakrig.soak.watch.tail import TRUNCATED, Tail
 from soakrig.soak.watch.watcher import Sample, Seen
 
 _STATS = re.compile(
@@ -27,32 +26,35 @@ class _Follower:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file: BinaryIO | None = None
-        self._inode = 0
+        self.rewritten = False
+        self._file: Tail | None = None
 
     def start(self, *, at_end: bool) -> bool:
-        """Open the file; False when it is not there yet. OSError when it may not be read."""
+        """Open the file; False when it is not there yet. OSError or WatcherError when it cannot be read."""
         try:
-            self._file = self.path.open("rb")
+            self._file = Tail(self.path)
         except FileNotFoundError:
             return False
-        self._inode = os.fstat(self._file.fileno()).st_ino
         if at_end:
-            self._file.seek(0, os.SEEK_END)
+            self._file.to_end()
         return True
 
     def chunks(self) -> Iterator[bytes]:
-        """What is new, in pieces; an empty piece stands for a rotation, where an unfinished line ends."""
+        """What is new, in pieces; an empty piece stands for another file's beginning, where an unfinished line ends."""
         budget = _PER_POLL
         while budget > 0:
             if self._file is None and not self.start(at_end=False):
                 return
             assert self._file is not None
-            data = self._file.read(_CHUNK)
+            data, rewritten = self._file.read(_CHUNK)
+            if rewritten:
+                self.rewritten = True
+                yield b""
             if data:
                 budget -= len(data)
                 yield data
             elif self._moved():
+                self.close()
                 yield b""
             else:
                 return
@@ -63,13 +65,7 @@ class _Follower:
             now = self.path.stat()
         except OSError:
             return False  # renamed and not yet made again: more may still come to the old file
-        if now.st_ino != self._inode:
-            self.close()
-            return self.start(at_end=False)
-        if now.st_size < self._file.tell():
-            self._file.seek(0)
-            return True
-        return False
+        return (now.st_dev, now.st_ino) != self._file.identity
 
     def close(self) -> None:
         if self._file is not None:
@@ -106,7 +102,7 @@ class EngineLogWatcher:
         self._known = False  # the unfinished line was told already, or is longer than we read: skip its end
         self._told: dict[str, tuple[float, int]] = {}  # name -> (when told, lines left out since)
         self._stats: dict[str, dict[str, float]] = {}
-        self._waiting = False
+        self._waiting = self._rewritten = False
 
     def open(self) -> SourceState:
         """Open the file. Raises WatcherError when it cannot be read, or neither it nor its folder is there."""
@@ -134,6 +130,9 @@ class EngineLogWatcher:
                 state = SourceState("engine_log", "live", f"follows {self._follower.path}, from its first byte")
             for raw in self._split(data):
                 stats_seen |= self._line(raw, signals)
+        if self._follower.rewritten and not self._rewritten:
+            self._rewritten = True
+            state = SourceState("engine_log", "partial", f"follows {self._follower.path}; {TRUNCATED}")
         # A process may die in the middle of a line: an unfinished one is judged as well, and once.
         if self._rest and not self._known:
             before = len(signals)

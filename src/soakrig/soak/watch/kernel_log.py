@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,8 @@ from soakrig.soak.watch.watcher import Seen
 from soakrig.soak.watch.xid_catalogue import advice
 
 CHOICES = ("auto", "kmsg", "journal", "dmesg", "none")
+KMSG_DEVICE = os.makedev(1, 11)
+"""/dev/kmsg under whatever name (Documentation/admin-guide/devices.txt, character devices)."""
 NO_ORIGIN = "its lines do not prove who wrote them: a program's text cannot be told from the kernel's"
 
 OnRaw = Callable[[str], None]
@@ -31,8 +34,8 @@ class KernelLogWatcher:
     """Watches the kernel log through ``choice``: auto, kmsg, journal, dmesg, none, or a path.
 
     ``auto`` takes the first of kmsg, journal and dmesg that opens. A path may be a text log, a file or FIFO of
-    /dev/kmsg records, and may appear later if its folder is there. ``on_raw`` gets every record as read. With ``once``
-    the log is read from its oldest record and ``poll`` returns until ``finished``.
+    /dev/kmsg records, and may appear later if its folder is there (the source is then partial). ``on_raw`` gets every
+    record as read. With ``once`` the log is read from its oldest record and ``poll`` returns until ``finished``.
 
     Raises ``UsageError`` for a choice that is neither a known word nor a possible path; ``open`` raises
     ``WatcherError`` with every source's reason where none can be read.
@@ -184,20 +187,22 @@ def _readers(choice: str, clock: Clock) -> list[KernelReader]:
     }
     if choice in named:
         return named[choice]
-    path = Path(choice).expanduser()
     if not choice.strip():
         raise UsageError("the kernel log is given as nothing", remedy=f"give one of {', '.join(CHOICES)}, or a path")
-    if "/" not in choice and not path.exists():
-        near = difflib.get_close_matches(choice.lower(), CHOICES, n=1)
+    try:
+        path = Path(choice).expanduser()
+    except RuntimeError as error:
+        raise UsageError(f"kernel log {choice}: {error}", remedy="write the path without ~") from error
+    try:
+        status = path.stat()
+    except OSError:
+        near = difflib.get_close_matches(choice.lower(), CHOICES, n=1) if "/" not in choice else []
         if near:
             raise UsageError(
                 f"kernel log {choice!r} is no known source and no file; did you mean {near[0]!r}?",
                 remedy=f"give one of {', '.join(CHOICES)}, or ./{choice} for a file that appears later",
-            )
-    try:
-        mode = path.stat().st_mode
-    except OSError:
-        mode = 0
-    if stat.S_ISCHR(mode) or stat.S_ISFIFO(mode):
+            ) from None
+        return [LogFileReader(path, clock)]
+    if stat.S_ISFIFO(status.st_mode) or (stat.S_ISCHR(status.st_mode) and status.st_rdev == KMSG_DEVICE):
         return [KmsgReader(path)]
     return [LogFileReader(path, clock)]

@@ -1,4 +1,4 @@
-"""What a reader of the kernel log is: a source of records that never blocks and says what it cannot see."""
+"""What a reader of the kernel log is: a source of records that says what it cannot see."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ class KernelReader(Protocol):
     """One way to the kernel log.
 
     ``open`` starts at the newest record, or at the oldest with ``once`` (the log as it is now, read to its end); it
-    raises ``WatcherError`` where the source cannot be read. ``read`` returns what has come since and raises
-    ``WatcherError`` when the source is gone. ``lost`` counts records known to be missing, ``doubt`` says (empty: not at
-    all) why some may be missing without a trace. ``proves_origin``: records carry the facility that tells the kernel's
-    own word from what a program wrote. ``waiting`` says what a source that is not there yet is waited for.
+    raises ``WatcherError`` where the source cannot be read. ``read`` returns what has come since, at once; only a file
+    that is gone, with nothing to return, is waited for, about a second. It raises ``WatcherError`` when the source
+    cannot be read any more. ``lost`` counts records known to be missing, ``doubt`` says (empty: not at all) why some
+    may be missing without a trace. ``proves_origin``: records carry the facility that tells the kernel's own word from
+    what a program wrote. ``waiting`` says what a source that is not there yet is waited for.
     """
 
     name: str

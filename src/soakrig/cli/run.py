@@ -123,7 +123,8 @@ def run(
     ] = 1800.0,
     gate: Annotated[
         list[str] | None,
-        typer.Option(metavar="'FIGURE < LIMIT'", help="Fail the run when this does not hold: 'ttft_p99 < 20s'. Figures: " + ", ".join(FIGURES) + ".",
+        typer.Option(metavar="'FIGURE < LIMIT'", help="Fail the run when this does not hold: 'ttft_p99 < 20s'. Figures: "
+                     + ", ".join(FIGURES) + ".",
                      rich_help_panel=ENDING),
     ] = None,
     accept: Annotated[

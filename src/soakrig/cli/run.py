@@ -41,6 +41,7 @@ from soakrig.soak.transcript import Line, TranscriptConversation, read_transcrip
 from soakrig.soak.watch.kernel_log import KernelLogWatcher
 
 DEFAULT_TURNS = 60
+GATE_HELP = f"Fail the run when this does not hold: 'ttft_p99 < 20s'. Figures: {', '.join(FIGURES)}."
 LOAD, ENGINE, WATCH, ENDING = "The load", "The engine", "What is watched", "Verdict and output"
 
 
@@ -123,8 +124,7 @@ def run(
     ] = 1800.0,
     gate: Annotated[
         list[str] | None,
-        typer.Option(metavar="'FIGURE < LIMIT'", help="Fail the run when this does not hold: 'ttft_p99 < 20s'. Figures: "
-                     + ", ".join(FIGURES) + ".",
+        typer.Option(metavar="'FIGURE < LIMIT'", help=GATE_HELP,
                      rich_help_panel=ENDING),
     ] = None,
     accept: Annotated[

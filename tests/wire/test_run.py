@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import pytest
@@ -206,6 +207,40 @@ def test_a_crashing_watcher_is_named_and_makes_the_run_inconclusive(
     result, _ = soak(loopback.good, spec(tmp_path))
     assert result.verdict == "inconclusive"
     assert any("metrics watcher crashed: ZeroDivisionError: planted" in reason for reason in result.reasons)
+
+
+def test_a_view_that_breaks_does_not_end_the_run(tmp_path: Path) -> None:
+    def broken(event, judge) -> None:
+        raise ValueError("planted")
+
+    result, run = soak(loopback.good, spec(tmp_path), observer=broken)
+    assert result.verdict == "pass"
+    assert isinstance(run.view_error, ValueError)
+
+
+def test_a_run_folder_that_is_deleted_in_mid_run_is_no_pass(tmp_path: Path) -> None:
+    running: list[SoakRun] = []
+
+    async def deleting(x: loopback.Exchange) -> None:
+        if x.number == 2:
+            shutil.rmtree(running[0].folder)
+        await loopback.good(x)
+
+    result, _ = soak(deleting, spec(tmp_path, turns=4), started=running.append)
+    assert (result.verdict, result.ended) == ("inconclusive", "store")
+    assert any("deleted or moved" in reason for reason in result.reasons)
+
+
+def test_a_result_that_cannot_be_written_is_no_pass(tmp_path: Path) -> None:
+    running: list[SoakRun] = []
+
+    async def blocking(x: loopback.Exchange) -> None:
+        if x.number == 2:
+            (running[0].folder / "result.json").mkdir()
+        await loopback.good(x)
+
+    result, _ = soak(blocking, spec(tmp_path, turns=4), started=running.append)
+    assert (result.verdict, result.ended) == ("inconclusive", "store")
 
 
 async def no_server(x: loopback.Exchange) -> bool:

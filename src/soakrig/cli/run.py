@@ -234,8 +234,9 @@ def run(
         soaking = SoakRun(spec, target, RealClock(), view, deaf_afterwards=True)
         with view:
             result = _drive(soaking)
-    if soaking.error is not None:
-        notes.print(f"soak: a bug of soakrig ended the load: {soaking.error!r}", style="bold red", markup=False)
+    for what, error in (("ended the load", soaking.error), ("blinded the live view", soaking.view_error)):
+        if error is not None:
+            notes.print(f"soak: a bug of soakrig {what}: {error!r}", style="bold red", markup=False)
     console = report_console(stderr=as_json)
     resend = str(transcript.resolve()) if transcript is not None and not keep_text else None
     print_report(console, result, view.series, soaking.folder, resend=resend)

@@ -105,19 +105,20 @@ class RunStore:
             raise _cannot_write(path, error) from error
 
     def check(self) -> None:
-        """Notice a folder that was deleted or moved while the run went on: what is written then reaches nobody."""
-        if self.failed is not None:
-            return
+        """Raise ``StoreError`` for a folder that was deleted or moved while the run went on: what is written then
+        reaches nobody."""
         path = self.folder / EVENTS
         try:
             same = path.stat().st_ino == os.fstat(self._fds[EVENTS]).st_ino
         except OSError:
             same = False
-        if not same:
+        if self.failed is None and not same:
             self.failed = StoreError(
                 f"{path} is not the file that this run wrote: the folder was deleted or moved in mid-run",
                 remedy="Keep run folders where they are while a run goes on.",
             )
+        if self.failed is not None:
+            raise self.failed
 
     def close(self) -> None:
         """Write out what is queued and release the folder."""

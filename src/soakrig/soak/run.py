@@ -106,7 +106,10 @@ class SoakRun:
         *,
         deaf_afterwards: bool = False,
     ) -> None:
-        self.spec, self.target, self.clock, self.observer = spec, target, clock, observer
+        self.spec, self.target, self.clock = spec, target, clock
+        self.observer: Callable[[Event, Judge], None] | None = observer
+        self.error: Exception | None = None
+        self.view_error: Exception | None = None
         self.deaf_afterwards = deaf_afterwards
         self.folder: Path | None = None
         self._task: asyncio.Task[None] | None = None
@@ -169,7 +172,7 @@ class SoakRun:
             finally:
                 await asyncio.to_thread(group.stop)
                 await asyncio.sleep(0)  # what the watchers' last polls brought
-            return self._conclude()
+            return await self._conclude()
 
     async def _loaded(self, conversations: Sequence[Conversation]) -> None:
         self._task = asyncio.create_task(self.load.run(conversations), name="load")
@@ -184,8 +187,6 @@ class SoakRun:
         except Exception as error:
             self.load.ended, self.load.detail = "tool_error", f"{type(error).__name__}: {error}"
             self.error = error
-
-    error: Exception | None = None
 
     async def _settle(self, liveness: Liveness, watchers: Watchers) -> None:
         """Let late signals come in, then see whether the engine lives."""
@@ -202,12 +203,14 @@ class SoakRun:
             EngineChecked(self.clock.time(), self.clock.monotonic(), life.alive, life.how, watchers.exit_status())
         )
 
-    def _conclude(self) -> Result:
-        self.store.check()
-        if self.store.failed is not None:
-            self.load.ended, self.load.detail = "store", self.store.failed.message
+    async def _conclude(self) -> Result:
         end = RunEnded(self.clock.time(), self.clock.monotonic(), self.load.ended or "tool_error", self.load.detail)
-        self._take(end)
+        try:
+            self.store.check()
+            await self.store.commit(end)
+        except StoreError as error:
+            end.reason, end.detail = "store", error.message
+        self._tell(end)
         result = self.judge.result()
         try:
             self.store.write_json(RESULT, result.to_json())
@@ -229,7 +232,11 @@ class SoakRun:
             self.evidence.sample(event)
         elif isinstance(event, SignalSeen):
             self._signal(event)
-        self.observer(event, self.judge)
+        if self.observer is not None:
+            try:
+                self.observer(event, self.judge)
+            except Exception as error:  # a view must never end a run
+                self.observer, self.view_error = None, error
 
     def _signal(self, event: SignalSeen) -> None:
         seen = event.signal

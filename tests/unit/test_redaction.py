@@ -45,7 +45,8 @@ def test_only_the_value_of_a_secret_flag_is_hidden() -> None:
     assert redact_flags(["--api-key", "--port", "1"]) == ["--api-key", "--port", "1"], "a flag is no value"
     assert redact_flags(["--api-key", "abc", "def"]) == ["--api-key", HIDDEN, "def"]
     assert redact_flags(["--api-key=abc", "def"]) == [f"--api-key={HIDDEN}", "def"]
-    assert redact_flags(["--model", "my-token-model"]) == ["--model", "my-token-model"], "a value is no name"
+    plain = ["--model", "my-token-model", "--served-model-name", "key", "m"]
+    assert redact_flags(plain) == plain, "a value is no name"
     assert redact_flags(["--api-key=a=b"]) == [f"--api-key={HIDDEN}"]
     assert redact_flags(["--hf-token="]) == [f"--hf-token={HIDDEN}"]
     assert redact_flags([]) == []

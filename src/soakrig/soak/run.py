@@ -215,8 +215,9 @@ class SoakRun:
         try:
             self.store.write_json(RESULT, result.to_json())
         except StoreError as error:
-            self._tell(RunEnded(end.time, end.mono, "store", error.message))
-            result = self.judge.result()
+            if end.reason != "store":
+                self._tell(RunEnded(end.time, end.mono, "store", error.message))
+                result = self.judge.result()
         return result
 
     # -- events --------------------------------------------------------------------------------------------------

@@ -26,7 +26,8 @@ DRAIN_S = 2.0
 """How long turns in flight may still run once the engine was found dead."""
 RECENT = 8
 """Turns kept with their bytes, for evidence of a fault that is read a moment late."""
-DISTRUSTED: frozenset[OutcomeName] = frozenset({"ok", "aborted", "post_mortem"})
+NO_QUESTION: frozenset[OutcomeName] = frozenset({"ok", "aborted", "post_mortem"})
+"""Outcomes after which nobody has to ask whether the engine lives."""
 
 
 @dataclass
@@ -116,7 +117,7 @@ class Load:
         event = self._done(turn, reply, outcome)
         self.tell(event)
         await self.store.commit(event)
-        if outcome.name not in DISTRUSTED:
+        if outcome.name not in NO_QUESTION:
             await self._not_ok(turn, reply, outcome, event)
         return reply, outcome
 
@@ -152,7 +153,8 @@ class Load:
     def _cut_in_flight(self) -> None:
         now = asyncio.get_running_loop().time()
         for flight in self.client.flights.values():
-            flight.timeout.reschedule(now)
+            if not flight.timeout.expired():
+                flight.timeout.reschedule(now)
 
     def _append(self, event: Event) -> None:
         self.tell(event)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import pytest
 
 from builders import done, sent
+from soakrig.record.events import TurnDone, TurnSent
 from soakrig.record.exposure import NEAREST_S, RECENT_TURNS, ExposureCount
 from soakrig.record.outcome import OUTCOMES, WORK_DONE
 
 
-def counted(*events) -> ExposureCount:
+def counted(*events: TurnSent | TurnDone) -> ExposureCount:
     count = ExposureCount()
     for event in events:
-        (count.sent if event.kind == "sent" else count.done)(event)
+        if isinstance(event, TurnSent):
+            count.sent(event)
+        else:
+            count.done(event)
     return count
 
 

@@ -5,7 +5,24 @@ import pytest
 from soakrig.record.redaction import HIDDEN, is_secret, redact_flags, redact_settings
 
 
-@pytest.mark.parametrize("name", ["HF_TOKEN", "VLLM_API_KEY", "api-key", "DB_PASSWORD", "MY_SECRET", "--hf-token"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "HF_TOKEN",
+        "VLLM_API_KEY",
+        "api-key",
+        "DB_PASSWORD",
+        "MY_SECRET",
+        "--hf-token",
+        "ADMIN_TOKEN",
+        "GITHUB_PERSONAL_ACCESS_TOKEN",
+        "MINIO_TOKEN",
+        "API_TOKENS",
+        "MY_PASSPHRASE",
+        "AUTHORIZATION",
+        "APIKEY",
+    ],
+)
 def test_secrets(name: str) -> None:
     assert is_secret(name)
 

@@ -40,7 +40,7 @@ class Calls:
         monkeypatch.setattr(os, "write", self.write)
         monkeypatch.setattr(os, "fdatasync", self.sync)
 
-    def write(self, fd: int, data) -> int:
+    def write(self, fd: int, data: bytes | memoryview) -> int:
         self._note("write", fd, bytes(data))
         return self._write(fd, data)
 
@@ -151,7 +151,7 @@ def test_after_a_failure_nothing_is_written_and_every_commit_raises(tmp_path: Pa
 
 
 def test_every_commit_that_waits_learns_of_the_failure(tmp_path: Path, calls: Calls) -> None:
-    async def main() -> list[object]:
+    async def main() -> list[BaseException | None]:
         store = RunStore.create(tmp_path, manifest())
         queued = threading.Event()
 
@@ -191,7 +191,11 @@ def test_a_write_that_takes_a_part_only_is_carried_on(tmp_path: Path, monkeypatc
     write = os.write
     events = turns(1, 5)
     store = RunStore.create(tmp_path, manifest())
-    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, bytes(data)[:7]))
+
+    def short(fd: int, data: bytes | memoryview) -> int:
+        return write(fd, bytes(data)[:7])
+
+    monkeypatch.setattr(os, "write", short)
     for event in events:
         store.append(event)
     store.close()

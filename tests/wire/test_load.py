@@ -107,7 +107,7 @@ def test_a_turn_is_on_disk_before_the_next_one_of_its_conversation_leaves(
     second_came, came_early = threading.Event(), list[bool]()
     write = os.write
 
-    def slow(fd: int, data) -> int:
+    def slow(fd: int, data: bytes | memoryview) -> int:
         if b'"kind":"turn"' in bytes(data) and not came_early:
             came_early.append(second_came.wait(0.4))
         return write(fd, data)
@@ -304,7 +304,7 @@ def test_a_store_that_fails_in_mid_run_ends_it_as_inconclusive(
     broken: list[int] = []
     asked: list[int] = []
 
-    def failing(fd: int, data) -> int:
+    def failing(fd: int, data: bytes | memoryview) -> int:
         third = b'"kind":"turn"' in bytes(data) and b'"turn":3,' in bytes(data)
         if third or (broken and not space_comes_back):
             broken.append(fd)
@@ -326,3 +326,26 @@ def test_a_store_that_fails_in_mid_run_ends_it_as_inconclusive(
     reader = RunReader(run.folder)
     assert outcomes(list(reader.events())) == ["ok"] * 2
     assert reader.stored_result() == (result if space_comes_back else None)
+
+
+@pytest.mark.parametrize("last", ["engine", "end"])
+def test_a_store_that_fails_on_the_run_s_last_words_is_found_out_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str
+) -> None:
+    """No turn waits for these bytes any more; the run is inconclusive all the same."""
+    write, kind = os.write, f'"kind":"{last}"'.encode()
+
+    def failing(fd: int, data: bytes | memoryview) -> int:
+        if kind in bytes(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", failing)
+    result, run = soak(loopback.good, spec(tmp_path, turns=2))
+    assert result.outcomes == {"ok": 2}
+    assert (result.verdict, result.ended) == ("inconclusive", "store")
+    assert run.folder is not None
+    reader = RunReader(run.folder)
+    assert not any(event.kind == last for event in reader.events())
+    assert reader.stored_result() == result
+    assert reader.judge().result().verdict == "inconclusive", "and judged again, the same"

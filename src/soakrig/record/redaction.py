@@ -5,14 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-_SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSW|CREDENTIAL|COOKIE|BEARER)", re.IGNORECASE)
-_HARMLESS = re.compile(r"(MAX|MIN|NUM|BATCHED|BUDGET|PER)[A-Z_-]*TOKENS?|TOKENIZER|TOKENS\b", re.IGNORECASE)
 HIDDEN = "[redacted]"
+
+_ENDINGS = ("KEY", "KEYS", "TOKEN", "TOKENS", "SECRET", "SECRETS", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIALS")
+_WORDS = frozenset({*_ENDINGS, "CREDENTIAL", "COOKIE", "BEARER", "AUTH", "AUTHORIZATION"})
+_COUNTS = frozenset(
+    {"MAX", "MIN", "NUM", "BATCHED", "KV", "SPECULATIVE", "BUDGET", "PER", "PREFILL", "DECODE", "INPUT", "OUTPUT",
+     "PROMPT", "CONTEXT", "NEW", "ROUTED", "CHUNK"}
+)  # fmt: skip
+"""Words beside TOKEN that make it a unit of length."""
 
 
 def is_secret(name: str) -> bool:
-    """Whether a setting's name says that its value is a secret; numbers of tokens are none."""
-    return bool(_SECRET.search(_HARMLESS.sub("", name)))
+    """Whether a setting's name says that its value is a secret. Numbers of tokens are none; in doubt it is one."""
+    words = [word for word in re.split(r"[^A-Z]+", name.upper()) if word]
+    counted = not _COUNTS.isdisjoint(words)
+    return any(
+        (word in _WORDS or word.endswith(_ENDINGS)) and not (counted and word in ("TOKEN", "TOKENS")) for word in words
+    )
 
 
 def redact_settings(settings: Mapping[str, str]) -> dict[str, str]:
@@ -26,7 +36,7 @@ def redact_flags(flags: Sequence[str]) -> list[str]:
     hide_next = False
     for flag in flags:
         name, equals, _ = flag.partition("=")
-        if hide_next and not flag.startswith("-"):
+        if hide_next and not flag.startswith("--"):
             out.append(HIDDEN)
             hide_next = False
             continue

@@ -113,7 +113,7 @@ class Load:
             if life.alive is False:
                 self._found_dead(turn, life)
             if self.dead:  # found by this question, or by another conversation meanwhile
-                outcome = Outcome("post_mortem", f"a whole answer, but the engine was dead after it: {life.how}")
+                outcome = Outcome("post_mortem", f"a whole answer, but the engine was dead by then: {self.detail}")
         event = self._done(turn, reply, outcome)
         self.tell(event)
         await self.store.commit(event)

@@ -9,20 +9,24 @@ HIDDEN = "[redacted]"
 
 _ENDINGS = ("KEY", "KEYS", "TOKEN", "TOKENS", "SECRET", "SECRETS", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIALS")
 _WORDS = frozenset({*_ENDINGS, "CREDENTIAL", "COOKIE", "BEARER", "AUTH", "AUTHORIZATION"})
-_COUNTS = frozenset(
-    {"MAX", "MIN", "NUM", "BATCHED", "KV", "SPECULATIVE", "BUDGET", "PER", "PREFILL", "DECODE", "INPUT", "OUTPUT",
-     "PROMPT", "CONTEXT", "NEW", "ROUTED", "CHUNK"}
+_COUNTED = frozenset(
+    {"MAX", "MIN", "NUM", "BATCHED", "KV", "SPECULATIVE", "PREFILL", "DECODE", "INPUT", "OUTPUT", "PROMPT", "CONTEXT",
+     "NEW", "ROUTED", "CHUNK"}
 )  # fmt: skip
-"""Words beside TOKEN that make it a unit of length."""
+"""Words before TOKENS that make it a length."""
 
 
 def is_secret(name: str) -> bool:
     """Whether a setting's name says that its value is a secret. Numbers of tokens are none; in doubt it is one."""
-    words = [word for word in re.split(r"[^A-Z]+", name.upper()) if word]
-    counted = not _COUNTS.isdisjoint(words)
-    return any(
-        (word in _WORDS or word.endswith(_ENDINGS)) and not (counted and word in ("TOKEN", "TOKENS")) for word in words
-    )
+    words = ["", *(word for word in re.split(r"[^A-Z]+", name.upper()) if word), ""]
+    for before, word, after in zip(words, words[1:], words[2:], strict=False):
+        if word == "TOKENS" and before in _COUNTED:
+            continue
+        if word == "TOKEN" and (before == "PER" or after == "BUDGET"):
+            continue
+        if word in _WORDS or word.endswith(_ENDINGS):
+            return True
+    return False
 
 
 def redact_settings(settings: Mapping[str, str]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from builders import T0, alive, dead, done, ended, judged, kernel_live, sent, tu
 from soakrig.record.events import Note, SampleTaken
 from soakrig.reports.live import LiveView, turn_line
 from soakrig.reports.series import ASCII_BLOCKS, BLOCKS, MOST_POINTS, Series, Track, sparkline
-from soakrig.reports.terminal import TRACKS, LastingConsole, print_report
+from soakrig.reports.terminal import TRACKS, LastingConsole, print_report, timeline
 from soakrig.soak.watch.metrics import FAMILIES
 
 
@@ -71,6 +71,15 @@ def test_an_ascii_terminal_gets_ascii() -> None:
     text = text_of(*FAULTY, encoding="ascii")
     assert "FAIL" in text
     assert any(block in text for block in ASCII_BLOCKS[-3:])
+
+
+def test_faults_stand_on_a_timeline() -> None:
+    text = text_of(*FAULTY, turns=60)
+    (by_turn,) = [line for line in text.splitlines() if line.startswith("  by turn")]
+    assert by_turn.index("X") == by_turn.index("|") + 60, "the last turn of 33"
+    assert by_turn.endswith("33 turns")
+    assert timeline([0.0, 30.0, 59.9], 60.0) == "X" + "-" * 29 + "X" + "-" * 28 + "X"
+    assert timeline([61.0], 60.0).endswith("X")
 
 
 def test_simulated_is_shouted() -> None:

@@ -64,7 +64,8 @@ def report_parts(
     if result.gates:
         yield _gates(result)
     if result.faults:
-        yield Group(_head("faults"), *[_fault(n, fault) for n, fault in enumerate(result.faults, 1)])
+        faults = [_fault(n, fault) for n, fault in enumerate(result.faults, 1)]
+        yield Group(_head("faults"), *_timelines(result), *faults)
     yield _outcomes(result, series)
     yield _exposure(result, series)
     yield _latency(result)
@@ -98,6 +99,33 @@ def _gates(result: Result) -> RenderableType:
         ]
         table.add_row(mark, gate.gate, "not measured" if gate.value is None else f"{gate.value:.4g}")
     return Group(_head("gates"), table)
+
+
+def timeline(marks: list[float], end: float, width: int = 60) -> str:
+    """A line from 0 to ``end`` with an X at each mark."""
+    line = ["-"] * width
+    for mark in marks:
+        line[min(width - 1, max(0, int(width * mark / end)))] = "X"
+    return "".join(line)
+
+
+def _timelines(result: Result) -> list[RenderableType]:
+    """The faults by turn, by context and by seconds under load."""
+    turns = max([sum(result.outcomes.values()), *[fault.turn or 0 for fault in result.faults]])
+    context = max([fault.context_tokens or 0 for fault in result.faults])
+    rows = [
+        ("by turn", [float(f.turn) for f in result.faults if f.turn is not None], float(turns), f"{turns} turns"),
+        ("by context", [float(f.context_tokens or 0) for f in result.faults], float(context), f"{context:,} tokens"),
+        (
+            "under load",
+            [f.seconds_under_load for f in result.faults],
+            max(result.exposure.busy_seconds, 1e-9),
+            f"{result.exposure.busy_seconds:,.1f} s",
+        ),
+    ]
+    return [
+        Text(f"  {label:11} |{timeline(marks, end)}| {text}") for label, marks, end, text in rows if marks and end > 0
+    ]
 
 
 def _fault(number: int, fault: Fault) -> RenderableType:

@@ -126,3 +126,12 @@ def test_memory_does_not_grow_with_the_run() -> None:
     oldest = count.find(0, 11)
     assert oldest is not None
     assert (oldest.start, oldest.end) == (22.0, 23.0)
+
+
+def test_an_end_that_is_told_late_takes_no_busy_time_away() -> None:
+    count = ExposureCount()
+    count.sent(sent(1, 10.0, 0))
+    count.sent(sent(1, 11.0, 1))
+    count.done(done(1, 14.0, conversation=1))
+    count.done(done(1, 12.0, conversation=0))  # ended earlier, and was questioned for longer
+    assert count.busy_seconds == 4.0

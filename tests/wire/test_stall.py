@@ -105,11 +105,23 @@ def test_but_not_for_ever() -> None:
     asyncio.run(main())
 
 
-def test_moving_counters_do_not_excuse_silence_in_mid_stream() -> None:
+def test_a_call_that_the_parser_holds_back_is_not_hung_while_the_counters_move() -> None:
     async def main() -> None:
         async with Stalling(loopback.stall, lambda within_s: True) as s:
             await settled(lambda: s.reply.deltas == 5)
+            assert not await s.seconds(500)
+            assert await s.seconds(101)
+
+    asyncio.run(main())
+
+
+def test_counters_that_may_move_for_another_stream_excuse_no_silence_in_mid_stream() -> None:
+    async def main() -> None:
+        async with Stalling(loopback.stall, lambda within_s: True) as s:
+            other = asyncio.create_task(s.client.send(b"{}"))
+            await settled(lambda: s.reply.deltas == 5 and s.client.received() == 10)
             assert await s.seconds(121)
+            await other
 
     asyncio.run(main())
 

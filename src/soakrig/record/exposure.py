@@ -49,6 +49,7 @@ class ExposureCount:
     _open: dict[tuple[int, int], Span] = field(default_factory=dict[tuple[int, int], Span])
     _recent: deque[Span] = field(default_factory=lambda: deque[Span](maxlen=RECENT_TURNS))
     _busy_since: float | None = None
+    _latest_end: float = 0.0
 
     def sent(self, event: TurnSent) -> None:
         if not self._open and not self.closed:
@@ -63,8 +64,9 @@ class ExposureCount:
             if event.prompt_tokens:
                 span.context_tokens = event.prompt_tokens
             self._recent.append(span)
+        self._latest_end = max(self._latest_end, event.mono)  # ends are told late where a question came between
         if not self._open:
-            self._stop_busy(event.mono)
+            self._stop_busy(self._latest_end)
         if event.outcome in WORK_DONE and event.response_bytes and not self.closed:
             self.turns += 1
             self.prompt_tokens += event.prompt_tokens or 0

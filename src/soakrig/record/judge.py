@@ -149,7 +149,7 @@ class Judge:
         self.counters.turn(event)
         self.outcomes[event.outcome] += 1
         self.accepted.update(event.accepted)
-        self.last_done = event.mono
+        self.last_done = max(self.last_done or event.mono, event.mono)
         if event.outcome == "ok":
             self.last_ok[event.conversation] = max(event.turn, self.last_ok.get(event.conversation, 0))
         elif self.first_bad is None and event.outcome != "aborted":

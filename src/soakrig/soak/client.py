@@ -32,7 +32,8 @@ MAX_EVENTS = 200_000
 @dataclass(frozen=True)
 class Timeouts:
     """Seconds. ``stall``: no token on an open connection, headers and keep-alives notwithstanding. While the engine's
-    own counters move (``progressing``), the first token is waited for up to ``first_byte``: a long prefill."""
+    own counters move (``progressing``), the first token is waited for up to ``first_byte``; so is a later one of the
+    only stream in flight."""
 
     connect: float = 10.0
     stall: float = 120.0
@@ -185,7 +186,10 @@ class ChatClient:
                 flight.silent += passed
                 if flight.silent < self.timeouts.stall:
                     continue
-                if flight.reply.deltas == 0 and flight.silent < self.timeouts.first_byte:
+                # A long prefill, or a tool call that the engine's parser holds back until it is whole. With several
+                # streams in flight the counters may move for the others.
+                mine = flight.reply.deltas == 0 or len(self.flights) == 1
+                if mine and flight.silent < self.timeouts.first_byte:
                     progressing = self.progressing(self.timeouts.stall) if progressing is None else progressing
                     if progressing:
                         continue

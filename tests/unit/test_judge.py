@@ -191,6 +191,36 @@ def test_a_flood_of_warnings_pushes_no_fault_out() -> None:
     assert result.verdict == "fail"
 
 
+def test_a_fault_after_the_end_of_a_turn_that_was_told_late_is_not_in_it() -> None:
+    events = [kernel_live(), sent(1, T0), xid(31, T0 + 2.5), done(1, T0 + 1.0), alive(), ended(reason="fault")]
+    (fault,) = judged(*events).result().faults
+    assert (fault.turn, fault.attribution, fault.in_flight) == (1, "nearest", [])
+
+
+def scrape(value: float, at: float) -> SampleTaken:
+    return SampleTaken(at, at, "metrics", {"generation_tokens": value})
+
+
+def test_a_counter_that_stands_still_contradicts_and_one_that_catches_up_does_not() -> None:
+    still = [kernel_live(), scrape(5, T0 - 1), *turns(1, 3), scrape(5, T0 + 6), scrape(5, T0 + 7)]
+    result = judged(*still, alive(), ended()).result()
+    assert result.verdict == "inconclusive"
+    assert any("stood still at 5" in reason for reason in result.reasons)
+    caught_up = judged(*still, scrape(98, T0 + 9), alive(), ended()).result()
+    assert caught_up.verdict == "pass"
+    too_late = judged(*still, scrape(5, T0 + 31), scrape(98, T0 + 40), alive(), ended()).result()
+    assert too_late.verdict == "inconclusive"
+    moving = [
+        kernel_live(),
+        scrape(5, T0 - 1),
+        *turns(1, 3),
+        scrape(98, T0 + 6),
+        scrape(98, T0 + 7),
+        scrape(98, T0 + 8),
+    ]
+    assert judged(*moving, alive(), ended()).result().verdict == "pass"
+
+
 @pytest.mark.parametrize("first", ["absent", "partial"])
 def test_a_kernel_log_that_comes_late_was_not_watched(first: str) -> None:
     events = [source("kernel_log", first, "no file yet"), *turns(1, 2), kernel_live(T0 + 4), *turns(3, 3, T0 + 9)]

@@ -69,7 +69,7 @@ def test_a_plan_in_seconds_is_measured_from_the_first_request_to_the_last_answer
 def test_a_plan_in_seconds_that_was_not_reached_says_how_far_it_came() -> None:
     result = timed(*THREE_CLEAN, seconds=60.0)
     assert result.verdict == "inconclusive"
-    assert "exposure not reached: 4 of 60 s (busy 3 s)" in result.reasons
+    assert "exposure not reached: 4.0 of 60.0 s (busy 3.0 s)" in result.reasons
 
 
 @pytest.mark.parametrize("events", [[], [sent(1, T0)]], ids=["nothing sent", "nothing came back"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 from wire.loopback import DONE, ROLE, Exchange, Handler, delta, event, usage, words
@@ -102,6 +103,15 @@ GOOD: dict[str, Handler] = {
         ),
         *CALLED,
     ),
+    "calls without ids that all have index 0": stream(
+        *calls(call("list_dir", PATH, index=0), call("read_file", PATH, index=0)), *CALLED
+    ),
+    "a ruler and an indentation as arguments": stream(
+        *calls(call("list_dir", json.dumps({"path": "=" * 24, "text": " " * 40}), index=0, id="a")), *CALLED
+    ),
+    "a tag quoted in an argument": stream(
+        *calls(call("list_dir", '{"path": "grep <think> in src"}', index=0, id="a")), *CALLED
+    ),
     "name in every fragment": stream(
         *calls(call("list_dir", PATH[:5], index=0, id="a"), call("list_dir", PATH[5:], index=0, id="a")), *CALLED
     ),
@@ -111,6 +121,18 @@ GOOD: dict[str, Handler] = {
 BAD: dict[str, tuple[str, Handler]] = {
     "aborted": ("error_frame", stream(ROLE, *words(3), delta(finish="abort"), usage(), DONE)),
     "error as finish": ("error_frame", stream(ROLE, *words(3), delta(finish="error"), usage(), DONE)),
+    "abort and then stop": ("error_frame", stream(ROLE, *words(3), delta(finish="abort"), delta(finish="stop"), DONE)),
+    "a broken call between others": (
+        "tool_malformed",
+        stream(
+            *calls(
+                call("list_dir", "{}", index=0, id="x"),
+                call("read_file", '{"broken', index=2, id="q"),
+                call("list_dir", "{}", index=0, id="y"),
+            ),
+            *CALLED,
+        ),
+    ),
     "unknown finish": ("truncated", stream(ROLE, *words(3), delta(finish="paused"), usage(), DONE)),
     "finish that is no text": ("malformed", stream(ROLE, *words(3), chunk(delta={}, finish_reason=False), DONE)),
     "empty finish and a cut": (

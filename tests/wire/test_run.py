@@ -195,6 +195,22 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     assert result.outcomes == {"aborted": 1}
 
 
+def test_a_second_ctrl_c_ends_the_last_question_too(tmp_path: Path) -> None:
+    running: list[SoakRun] = []
+
+    async def frozen_at_the_end(x: loopback.Exchange) -> None:
+        if is_canary(x):
+            running[0].interrupt()
+            running[0].interrupt()
+            await asyncio.Event().wait()
+        await loopback.good(x)
+
+    result, _ = soak(frozen_at_the_end, spec(tmp_path, turns=2, stall=60.0), started=running.append)
+    assert result.verdict == "inconclusive"
+    assert result.engine.alive is None
+    assert result.outcomes == {"ok": 2}
+
+
 def test_a_crashing_watcher_is_named_and_makes_the_run_inconclusive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

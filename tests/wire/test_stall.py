@@ -12,7 +12,7 @@ from soakrig.soak.reply import Reply
 from soakrig.soak.target import Target
 from wire import loopback
 
-LIMITS = Timeouts(connect=2.0, stall=120.0, first_byte=600.0)
+LIMITS = Timeouts(connect=2.0, stall=120.0, first_byte=1200.0)
 
 
 async def settled(condition: Callable[[], bool]) -> None:
@@ -99,7 +99,7 @@ def test_but_not_for_ever() -> None:
     async def main() -> None:
         async with Stalling(loopback.headers_then_silence, lambda within_s: True) as s:
             await settled(lambda: s.reply.status == 200)
-            assert not await s.seconds(599)
+            assert not await s.seconds(1199)
             assert await s.seconds(2)
 
     asyncio.run(main())
@@ -109,18 +109,19 @@ def test_a_call_that_the_parser_holds_back_is_not_hung_while_the_counters_move()
     async def main() -> None:
         async with Stalling(loopback.stall, lambda within_s: True) as s:
             await settled(lambda: s.reply.deltas == 5)
-            assert not await s.seconds(500)
+            assert not await s.seconds(1100)
             assert await s.seconds(101)
 
     asyncio.run(main())
 
 
-def test_counters_that_may_move_for_another_stream_excuse_no_silence_in_mid_stream() -> None:
+def test_counters_that_may_move_for_another_stream_excuse_less() -> None:
     async def main() -> None:
         async with Stalling(loopback.stall, lambda within_s: True) as s:
             other = asyncio.create_task(s.client.send(b"{}"))
             await settled(lambda: s.reply.deltas == 5 and s.client.received() == 10)
-            assert await s.seconds(121)
+            assert not await s.seconds(590)
+            assert await s.seconds(20)
             await other
 
     asyncio.run(main())

@@ -18,7 +18,7 @@ from soakrig.cli.output import emit_json
 from soakrig.clock import RealClock
 from soakrig.engine.bundled import check_engine, launch_embedded, parse_settings
 from soakrig.engine.launcher import EngineProcess
-from soakrig.engine.ports import refuse_if_taken, refuse_stranger
+from soakrig.engine.ports import refuse_if_taken, stranger
 from soakrig.errors import StoreError, UsageError
 from soakrig.record.gates import FIGURES, parse_gate
 from soakrig.record.manifest import Plan
@@ -174,6 +174,8 @@ def run(
             result_scale=result_scale if result_scale != usual.result_scale else None,
             at_limit=at_limit if at_limit != usual.at_limit else None,
             reproducer=reproducer if reproducer != AGENT_LOOP.name else None,
+            context_limit=context_limit,
+            max_tokens=max_tokens if max_tokens != usual.max_tokens and transcript.is_dir() else None,
         )
     elif keep_text:
         raise UsageError("--keep-text is for --transcript; synthetic loads always keep their text")
@@ -259,6 +261,11 @@ def _load(
         return lanes * options.conversations if len(lanes) == 1 else lanes
 
     lanes = read("")
+    if options.conversations not in (1, len(lanes)):
+        raise UsageError(
+            f"--conversations {options.conversations}: {transcript} holds {len(lanes)} conversations, each sent once",
+            remedy="Leave --conversations out.",
+        )
     facts = transcript_facts(transcript, lanes)
 
     def load(probe: Probe) -> Sequence[Conversation]:
@@ -278,7 +285,9 @@ def _attached(url: str, pid: int | None, engine_log: Path | None, model: str, ap
     base = parse_url(url)
     if pid is not None:
         check_pid(pid)
-        refuse_stranger(pid, base)
+        doubt = stranger(pid, base)
+        if doubt:
+            report_console(stderr=True).print(f"soak: {doubt}", style="yellow", markup=False)
     return Target(
         base,
         model,

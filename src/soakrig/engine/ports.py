@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -84,23 +85,27 @@ def _check(port: int) -> None:
         raise UsageError(f"{port} is not a TCP port", remedy="a port is a number from 0 (any free one) to 65535")
 
 
-def refuse_stranger(pid: int, base_url: str) -> None:
-    """Return when ``pid`` may be the server at a loopback URL: it, a process above it or one below it listens there, or
-    nobody can tell who does. Raises UsageError that names who listens otherwise: watching a stranger proves nothing.
+def stranger(pid: int, base_url: str) -> str:
+    """A doubt, in words, where another process than ``pid`` serves a loopback URL; empty where none is known.
+
+    It fits when ``pid`` listens there itself, started the one that does in the same session, or was started by it.
+    Anything else may still be right (docker-proxy, a gateway), so that it is said and not refused.
     """
     parts = urlsplit(base_url)
     if parts.hostname not in ("127.0.0.1", "localhost", "::1"):
-        return
+        return ""
     found = holder(parts.port or (443 if parts.scheme == "https" else 80))
     if found is None or found.pid is None or found.pid == pid:
-        return
+        return ""
     try:
-        family = {one.pid for one in psutil.Process(found.pid).parents()}
-        family |= {one.pid for one in psutil.Process(found.pid).children(recursive=True)}
-    except psutil.Error:
-        return
-    if pid not in family:
-        raise UsageError(
-            f"--pid {pid} does not serve {base_url}; pid {found.pid} ({found.name}) listens there",
-            remedy=f"Give --pid {found.pid}, or leave it out.",
-        )
+        one = psutil.Process(found.pid)
+        family = {child.pid for child in one.children(recursive=True)}
+        family |= {up.pid for up in one.parents() if os.getsid(up.pid) == os.getsid(found.pid)}
+    except (psutil.Error, OSError):
+        return ""
+    if pid in family:
+        return ""
+    return (
+        f"pid {found.pid} ({found.name}) listens at {base_url}, not --pid {pid}: right for an engine behind a proxy, "
+        "else another process is watched than answers"
+    )

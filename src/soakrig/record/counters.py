@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from soakrig.record.events import SampleTaken, TurnDone
 
 COUNTER = "generation_tokens"
+LATE_S = 30.0
 
 
 @dataclass
@@ -15,10 +16,12 @@ class CounterWatch:
     engine, or a metrics page of somebody else.
 
     ``contradiction`` is set when the counter stood still over two scrapes in a row although a turn with tokens had
-    begun and ended between its last movement and the first of the two.
+    begun and ended between its last movement and the first of the two. A page that is only refreshed late catches up
+    within ``LATE_S`` and takes it back.
     """
 
     contradiction: str = ""
+    _proved: str = ""
     _value: float | None = None
     _since: float = 0.0
     _tokens: int = 0
@@ -33,12 +36,16 @@ class CounterWatch:
         if value is None:
             return
         if value != self._value:
+            if event.mono - self._since < LATE_S:
+                self.contradiction = self._proved
             self._value, self._since = value, event.mono
             self._tokens = self._tokens_before = 0
             return
-        if self._tokens_before and not self.contradiction:
+        if self._tokens_before and not self._proved:
             self.contradiction = (
                 f"the engine's own token counter stood still at {value:g} for {event.mono - self._since:.1f} s while "
                 f"{self._tokens_before} tokens of ok turns came in: what answers is not what /metrics counts"
             )
+            if event.mono - self._since >= LATE_S:
+                self._proved = self.contradiction
         self._tokens_before = self._tokens

@@ -32,6 +32,16 @@ class Moment:
     exact: bool
     in_flight: list[tuple[int, int]]
     seconds_under_load: float
+    spans: list[Span] = field(default_factory=list[Span])
+
+    def settled(self, mono: float, error_s: float) -> Moment:
+        """The same, once the ends of its turns are known: an end may be told after a signal that came later."""
+        if not self.exact or not self.spans:
+            return self
+        still = [s for s in self.spans if s.end is None or s.end >= mono - error_s]
+        if not still:
+            return Moment(self.spans[-1], False, [], self.seconds_under_load, self.spans)
+        return Moment(still[0], True, [(s.conversation, s.turn) for s in still], self.seconds_under_load, still)
 
 
 @dataclass
@@ -100,10 +110,10 @@ class ExposureCount:
             load += max(0.0, mono - self._busy_since)
         if inside:
             names = [(s.conversation, s.turn) for s in inside]
-            return Moment(inside[0], True, names, load)
+            return Moment(inside[0], True, names, load, inside)
         before = [s for s in known if s.end is not None and s.end <= mono and mono - s.end <= NEAREST_S]
         last = max(before, key=lambda s: s.end or 0.0, default=None)
-        return Moment(last, False, [], load)
+        return Moment(last, False, [], load, [])
 
     def _stop_busy(self, mono: float) -> None:
         if self._busy_since is not None:

@@ -75,7 +75,7 @@ class FaultBook:
         return sorted(found, key=lambda fault: fault.time)
 
     def _fault(self, headline: Signal, signature: str, signals: int) -> Fault:
-        moment = self.moments[id(headline)]
+        moment = self.moments[id(headline)].settled(headline.mono, headline.error_s)
         span = moment.span
         attribution = "none"
         if span is not None:

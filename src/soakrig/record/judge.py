@@ -292,14 +292,15 @@ class Judge:
         if self.first_sent is None or self.last_done is None:
             return f"0 of {wanted:g} s"
         span = self.last_done - self.first_sent
-        short = span < wanted - min(1.0, 0.05 * wanted)  # the load's clock starts a moment before its first request
-        return f"{span:.0f} of {wanted:.0f} s (busy {load:.0f} s)" if short else ""
+        return f"{span:.1f} of {wanted:.1f} s (busy {load:.1f} s)" if span < wanted else ""
 
     def _remarks(self, verdict: Verdict, result: Result) -> None:
         for name, count in self.accepted.items():
             verdict.remark(f"accepted by --accept {name}: {count} turn{'s' if count > 1 else ''}")
         if result.simulated:
             verdict.remark("simulated: the engine ran with a planted fault (SOAKRIG_PLANT)")
+        if verdict.name == "pass" and self.manifest.plan.seconds is not None:
+            verdict.remark(f"busy {result.exposure.busy_seconds:.1f} s of {self.manifest.plan.seconds:.1f} s of load")
         if verdict.name == "pass" and result.hazard.upper_95 is not None:
             verdict.remark(
                 f"{result.hazard.exposure} clean turns exclude, at 95 %, a fault rate above "

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import orjson
 
 from soakrig.record.outcome import OutcomeName
-from soakrig.soak.degenerate import why_degenerate
-from soakrig.soak.reply import Reply
+from soakrig.soak.degenerate import MIN_TAIL, why_degenerate
+from soakrig.soak.reply import TERMINAL, Reply
 
 LENIENCIES: dict[str, str] = {
     "null-finish": "the finish reason stays null, but the terminator came",
@@ -19,18 +19,13 @@ LENIENCIES: dict[str, str] = {
 }
 """What ``--accept`` can name: parts of the protocol that some engines are known to leave out."""
 
-TERMINAL = frozenset(
-    {"stop", "length", "tool_calls", "function_call", "content_filter", "eos", "eos_token", "stop_sequence", "end_turn"}
-)
-"""Finish reasons that end an answer: OpenAI's, and those of servers that speak its protocol with words of their own."""
 FAILED = frozenset({"abort", "aborted", "error", "cancelled", "canceled"})
 """Finish reasons by which an engine says that it gave up."""
 
 _BLANK = re.compile(r"[\s\0\ufffd\u200b-\u200f\u2060\ufeff]*")
+BLANKS = " \t\r\n"
 _NAME = re.compile(r"^[A-Za-z0-9_.:-]{1,128}$")
-_MARKUP = re.compile(
-    r"</?(?:arg_key|arg_value|tool_call|tool_calls|think)\b[^>]{0,40}>|<\|[a-z_\u2581]{2,40}\|>|<\uff5c"
-)
+_MARKUP = re.compile(r"</?(?:arg_key|arg_value|tool_call|tool_calls)\b[^>]{0,40}>|<\|[a-z_\u2581]{2,40}\|>|<\uff5c")
 
 
 @dataclass(frozen=True)
@@ -156,7 +151,9 @@ def _bad_call(name: str, arguments: str, tools: Collection[str] | None, *, cut: 
     leak = _MARKUP.search(arguments)
     if leak or any("<" in key or ">" in key for key in parsed):
         return f"markup in the arguments of {name}: {(leak.group() if leak else arguments[:80])!r}"
-    loop = next((why for text in _strings(parsed) if (why := why_degenerate(text))), "")
+    # A ruler or an indentation is an argument like any other: only a long text can be a loop here.
+    texts = (text for text in _strings(parsed) if len(text) >= MIN_TAIL and text.strip(BLANKS))
+    loop = next((why for text in texts if (why := why_degenerate(text))), "")
     return f"an argument of {name} carries no information: {loop}" if loop else ""
 
 

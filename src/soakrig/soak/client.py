@@ -22,6 +22,8 @@ from soakrig.soak.transport import AiohttpStreams, RawStream
 TICK_S = 0.25
 BODY_LIMIT = 64 << 10
 MAX_BYTES = 64 << 20
+SHARED = 5
+"""Stall limits that a silent stream may take in mid-answer while the engine counts tokens, its own or others'."""
 DRAIN_S = 2.0
 """How long a stream may stay open after its terminator: a late error would come now."""
 ACCEPT = {"Accept": "text/event-stream", "Accept-Encoding": "identity"}
@@ -33,7 +35,7 @@ MAX_EVENTS = 200_000
 class Timeouts:
     """Seconds. ``stall``: no token on an open connection, headers and keep-alives notwithstanding. While the engine's
     own counters move (``progressing``), the first token is waited for up to ``first_byte``; so is a later one of the
-    only stream in flight."""
+    only stream in flight, and one of several for five times ``stall``."""
 
     connect: float = 10.0
     stall: float = 120.0
@@ -187,9 +189,10 @@ class ChatClient:
                 if flight.silent < self.timeouts.stall:
                     continue
                 # A long prefill, or a tool call that the engine's parser holds back until it is whole. With several
-                # streams in flight the counters may move for the others.
+                # streams in flight the counters may move for the others, so that less is allowed.
                 mine = flight.reply.deltas == 0 or len(self.flights) == 1
-                if mine and flight.silent < self.timeouts.first_byte:
+                limit = self.timeouts.first_byte if mine else SHARED * self.timeouts.stall
+                if flight.silent < min(limit, self.timeouts.first_byte):
                     progressing = self.progressing(self.timeouts.stall) if progressing is None else progressing
                     if progressing:
                         continue

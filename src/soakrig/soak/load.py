@@ -52,12 +52,12 @@ class Load:
     bad: int = 0
     current: dict[int, tuple[Turn, Reply]] = field(default_factory=dict[int, tuple[Turn, Reply]])
     recent: deque[tuple[Turn, Reply]] = field(default_factory=lambda: deque[tuple[Turn, Reply]](maxlen=RECENT))
-    started_at: float = 0.0
+    first_sent: float | None = None
+    last_end: float = 0.0
 
     async def run(self, conversations: Sequence[Conversation]) -> None:
         """Returns when the plan is done or ``end`` was called and every turn in flight is over. Raises ``StoreError``
         when events cannot be kept, and passes cancellation on after all conversations have ended."""
-        self.started_at = self.clock.monotonic()
         await run_all([partial(self._converse, c) for c in conversations], size=self.plan.conversations)
         if self.ended is None:
             self.end("completed")
@@ -79,7 +79,8 @@ class Load:
             return False
         if self.plan.turns is not None:
             return turns_done < self.plan.turns
-        return self.clock.monotonic() - self.started_at < (self.plan.seconds or 0.0)
+        # By the ends of turns, as the judge counts, not by the clock: questions between turns are no load.
+        return self.first_sent is None or self.last_end - self.first_sent < (self.plan.seconds or 0.0)
 
     async def _converse(self, conversation: Conversation) -> None:
         done = 0
@@ -94,6 +95,7 @@ class Load:
     async def _one(self, turn: Turn) -> tuple[Reply, Outcome]:
         self.requests.sent(turn.conversation, turn.turn, turn.part, turn.head, turn.messages, turn.extra, turn.body)
         now = self.clock.monotonic()
+        self.first_sent = now if self.first_sent is None else self.first_sent
         self._append(
             TurnSent(self.clock.time(), now, turn.conversation, turn.turn, turn.context_tokens, len(turn.body))
         )
@@ -107,6 +109,7 @@ class Load:
         finally:
             self.current.pop(turn.conversation, None)
             self.recent.append((turn, reply))
+            self.last_end = max(self.last_end, reply.ended_at)
         outcome = classify(reply, accept=self.accept, tools=turn.tools, engine_dead=self.dead)
         if outcome.name == "ok":
             life = await self.liveness.quick()

@@ -9,6 +9,10 @@ import orjson
 
 from soakrig.soak.sse import SSEError, SSEParser
 
+TERMINAL = frozenset(
+    {"stop", "length", "tool_calls", "function_call", "content_filter", "eos", "eos_token", "stop_sequence", "end_turn"}
+)
+"""Finish reasons that end an answer: OpenAI's, and those of servers that speak its protocol with words of their own."""
 KEPT_BYTES = 1 << 20
 """Response bytes kept as evidence (the last ones)."""
 
@@ -32,6 +36,15 @@ class ToolCall:
     @property
     def argument_text(self) -> str:
         return "".join(self.arguments)
+
+    @property
+    def whole(self) -> bool:
+        """Whether its arguments are complete JSON already."""
+        try:
+            orjson.loads(self.argument_text)
+        except orjson.JSONDecodeError:
+            return False
+        return True
 
 
 @dataclass(slots=True)
@@ -166,8 +179,8 @@ class Reply:
     def _finished(self, reason: Any) -> None:
         if not isinstance(reason, str):
             self.malformed = f"a finish reason that is no text: {reason!r}"
-        elif reason not in ("", "null"):  # what some servers write for none
-            self.finish_reason = reason
+        elif reason not in ("", "null") and (self.finish_reason is None or self.finish_reason in TERMINAL):
+            self.finish_reason = reason  # "" and "null" are what some servers write for none; a bad reason stays
 
     def _usage(self, usage: Any) -> None:
         if isinstance(usage, dict):
@@ -219,8 +232,8 @@ class Reply:
         if not (isinstance(name, str) and isinstance(call_id, str) and isinstance(arguments, str)):
             raise TypeError
         call = self.calls.get(slot)
-        if call is not None and name and call_id and call.id and call.id != call_id:
-            slot = self._slots[index] = len(self.calls)
+        if call is not None and name and (call.id != call_id if call_id and call.id else not call_id and call.whole):
+            slot = self._slots[index] = max(self.calls) + 1
             call = None
         if call is None:
             call = self.calls[slot] = ToolCall()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal as signals
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -168,25 +168,30 @@ class SoakRun:
             await asyncio.to_thread(group.start)
             try:
                 await self._loaded(conversations)
-                await self._settle(liveness, watchers)
+                await self._interruptible(self._settle(liveness, watchers))
             finally:
                 await asyncio.to_thread(group.stop)
                 await asyncio.sleep(0)  # what the watchers' last polls brought
             return await self._conclude()
 
     async def _loaded(self, conversations: Sequence[Conversation]) -> None:
-        self._task = asyncio.create_task(self.load.run(conversations), name="load")
+        try:
+            await self._interruptible(self.load.run(conversations))
+        except StoreError as error:
+            self.load.ended, self.load.detail = "store", error.message
+        except Exception as error:
+            self.load.ended, self.load.detail = "tool_error", f"{type(error).__name__}: {error}"
+            self.error = error
+
+    async def _interruptible(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something that a second Ctrl-C ends at once."""
+        self._task = asyncio.create_task(work)
         try:
             await self._task
         except asyncio.CancelledError:
             if self._interrupts < 2:
                 raise
             self.load.end("interrupted", "stopped at once by a second Ctrl-C")
-        except StoreError as error:
-            self.load.ended, self.load.detail = "store", error.message
-        except Exception as error:
-            self.load.ended, self.load.detail = "tool_error", f"{type(error).__name__}: {error}"
-            self.error = error
 
     async def _settle(self, liveness: Liveness, watchers: Watchers) -> None:
         """Let late signals come in, then see whether the engine lives."""

@@ -220,6 +220,7 @@ def test_the_worker_does_not_outlive_a_killed_server(tmp_path: Path, frozen: boo
             "the worker's end",
             5,
         )
+        assert engine.process.returncode == -9
 
 
 def test_a_frozen_worker_keeps_health_at_200_and_its_counters_still(tmp_path: Path) -> None:

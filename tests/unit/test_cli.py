@@ -277,3 +277,32 @@ def test_turns_as_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert rows["decode_tokens_per_s"].iloc[0] == pytest.approx(40.0)
     assert invoke(["report", "--runs-dir", str(tmp_path), "--csv", "/nowhere/x.csv"]) == 64
     assert "cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "code"),
+    [
+        (["watch", "--once", "--kernel-log", "clean.log"], 0),
+        (["watch", "--once", "--json", "--kernel-log", "clean.log"], 0),
+        (["watch", "--once", "--kernel-log", "faulty.log"], 1),
+        (["watch", "--once", "--json", "--kernel-log", "faulty.log"], 1),
+        (["report"], 0),
+        (["report", "--json"], 0),
+        (["repro", "list"], 0),
+        (["repro", "show", "agent-loop", "--json"], 0),
+    ],
+)
+def test_a_reader_that_goes_away_changes_no_exit_code(argv: list[str], code: int, tmp_path: Path) -> None:
+    stored(tmp_path / "runs", *CLEAN)
+    (tmp_path / "clean.log").write_text("[ 1.5] usb 1-1: new device\n")
+    (tmp_path / "faulty.log").write_text("[ 1.5] NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.\n")
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "soakrig", *argv], cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, text=True
+        )
+    finally:
+        os.close(writer)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import os
 import resource
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-import orjson
 import psutil
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from soakrig.cli.output import emit_json
 from soakrig.clock import RealClock
 from soakrig.errors import WatcherError
+from soakrig.reports.terminal import LastingConsole
 
 State = Literal["ok", "partial", "no"]
 _STYLES = {"ok": "green", "partial": "yellow", "no": "red"}
@@ -205,16 +204,14 @@ def doctor(
     code = exit_code(checks)
     if as_json:
         rows = [asdict(check) for check in checks]
-        text = orjson.dumps({"checks": rows, "exit_code": code}, option=orjson.OPT_INDENT_2)
-        sys.stdout.buffer.write(text + b"\n")
-        sys.stdout.flush()
+        emit_json({"checks": rows, "exit_code": code})
     else:
         _show(checks, code)
     raise typer.Exit(code)
 
 
 def _show(checks: list[Check], code: int) -> None:
-    console = Console(highlight=False)
+    console = LastingConsole(highlight=False)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title in ("what", "state", "what was found, and what to do"):
         table.add_column(title, overflow="fold", no_wrap=title != "what was found, and what to do")

@@ -9,18 +9,20 @@ from typing import Any
 import orjson
 
 
-def emit_json(data: Any) -> None:
-    """Write one JSON object and a newline to standard output."""
-    emit(orjson.dumps(data).decode())
+def emit_json(data: Any) -> bool:
+    """Write one JSON object and a newline to standard output; False when nobody reads it any more."""
+    return emit(orjson.dumps(data).decode())
 
 
-def emit(text: str) -> None:
-    """Write a line to standard output; a closed pipe at its other end is no error of ours."""
+def emit(text: str) -> bool:
+    """Write a line to standard output. A closed pipe at its other end is no error of ours: False is returned."""
     try:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
     except BrokenPipeError:
         forget_stdout()
+        return False
+    return True
 
 
 def forget_stdout() -> None:

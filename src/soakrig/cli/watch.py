@@ -8,14 +8,15 @@ import threading
 import time
 from typing import Annotated, Any
 
-import orjson
 import typer
 from rich.console import Console
 from rich.markup import escape
 
+from soakrig.cli.output import emit_json
 from soakrig.clock import RealClock
 from soakrig.record.incident import IncidentGrouper
 from soakrig.record.signal import Signal, SourceState
+from soakrig.reports.terminal import LastingConsole
 from soakrig.soak.watch.kernel_log import KernelLogWatcher
 from soakrig.soak.watch.xid_catalogue import advice
 
@@ -51,26 +52,25 @@ def watch(
     clock = RealClock()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a log's text may be none of the terminal's encoding
-    notes = Console(stderr=True, highlight=False)
-    out = Console(highlight=False)
+    notes = LastingConsole(stderr=True, highlight=False)
+    out = LastingConsole(highlight=False)
     watcher = KernelLogWatcher(kernel_log, clock, once=once)
     grouper = IncidentGrouper()
     faults = 0
     try:
         _note_state(notes, watcher.open())
         waiting = threading.Event()
-        while True:
+        while once or not out.quiet:  # a reader that went away ends the following, and no reading to the end
             seen = watcher.poll()
             for signal in seen.signals:
                 faults += signal.severity == "fault" and not signal.injected
                 incident = grouper.add(signal)
                 if as_json:
-                    sys.stdout.buffer.write(orjson.dumps(signal_object(signal)) + b"\n")
+                    out.quiet = not emit_json(signal_object(signal)) or out.quiet
                 else:
                     out.print(_line(signal), soft_wrap=True)
                     if not once and incident is not None and incident.count == 1:
                         out.print(f"  {escape(advice(signal))}", soft_wrap=True)
-            sys.stdout.flush()
             if seen.state is not None:
                 _note_state(notes, seen.state)
             if watcher.finished:

@@ -18,10 +18,10 @@ from soakrig.reports.series import Series
 
 
 class LiveView:
-    """Takes events as they happen; a context manager. ``quiet`` shows nothing and still gathers the series."""
+    """Takes events as they happen; a context manager."""
 
-    def __init__(self, console: Console, *, quiet: bool = False) -> None:
-        self.console, self.quiet = console, quiet
+    def __init__(self, console: Console) -> None:
+        self.console = console
         self.series = Series()
         self.judge: Judge | None = None
         self.last_turn: TurnDone | None = None
@@ -31,7 +31,7 @@ class LiveView:
         self._plain_at = 0.0
 
     def __enter__(self) -> LiveView:
-        if not self.quiet and self.console.is_terminal:
+        if self.console.is_terminal:
             self._live = Live(get_renderable=self._panel, console=self.console, refresh_per_second=4, transient=True)
             self._live.start()
         return self
@@ -51,7 +51,7 @@ class LiveView:
         text = _notable(event)
         if text:
             self.last_signal = text
-        if self.quiet or self._live is not None:
+        if self._live is not None:
             return
         if isinstance(event, TurnDone):
             self._plain_turn(event)

@@ -77,7 +77,6 @@ class Reply:
     error: str = ""
     malformed: str = ""
     usage_tail: bool = False
-    fingerprint: str = ""
     raw: list[bytes] = field(default_factory=list[bytes])
     raw_dropped: int = 0
     parser: SSEParser = field(default_factory=SSEParser)
@@ -174,7 +173,6 @@ class Reply:
             return
         if reason is not None:
             self._finished(reason)
-            self.fingerprint = str(data.get("system_fingerprint") or "")
 
     def _finished(self, reason: Any) -> None:
         if not isinstance(reason, str):

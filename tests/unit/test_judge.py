@@ -210,6 +210,10 @@ def test_a_counter_that_stands_still_contradicts_and_one_that_catches_up_does_no
     assert caught_up.verdict == "pass"
     too_late = judged(*still, scrape(5, T0 + 31), scrape(98, T0 + 40), alive(), ended()).result()
     assert too_late.verdict == "inconclusive"
+    by_a_canary_only = judged(*still, scrape(9, T0 + 9), alive(), ended()).result()
+    assert by_a_canary_only.verdict == "inconclusive"
+    after_a_long_prefill = [kernel_live(), scrape(5, T0 - 60), *turns(1, 3), scrape(5, T0 + 6), scrape(5, T0 + 7)]
+    assert judged(*after_a_long_prefill, scrape(98, T0 + 9), alive(), ended()).result().verdict == "pass"
     moving = [
         kernel_live(),
         scrape(5, T0 - 1),

@@ -48,13 +48,15 @@ class FaultBook:
         """Faults in order of time. Injected lines count only where a planted fault was announced."""
         counted = [s for s in self.signals if simulated or not s.injected]
         kernel = [s for s in counted if s.source == "kernel_log"]
-        seen: dict[tuple[int | None, str | None], float] = {(s.xid, s.pci): s.mono for s in kernel if s.xid is not None}
+        lines: dict[tuple[int | None, str | None], list[float]] = {}
+        for line in kernel:
+            lines.setdefault((line.xid, line.pci), []).append(line.mono)
         kernel += [
             s
             for s in counted
             if s.source == "nvml"
             and s.kind == "xid"
-            and abs(seen.get((s.xid, s.pci), float("-inf")) - s.mono) > SAME_XID_S
+            and not any(abs(mono - s.mono) <= SAME_XID_S for mono in lines.get((s.xid, s.pci), []))
         ]
         kernel.sort(key=lambda s: s.mono)
         incidents = [i for i in group_incidents(kernel) if i.headline.severity == "fault"]

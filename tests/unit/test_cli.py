@@ -117,19 +117,39 @@ def test_a_taken_port_is_refused_with_its_holder(tmp_path: Path, capsys: pytest.
     assert str(os.getpid()) in capsys.readouterr().err
 
 
-def test_somebody_else_s_pid_is_doubted() -> None:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        held.listen()
+LISTENING = """
+import socket, sys
+held = socket.create_server(("127.0.0.1", 0))
+print(held.getsockname()[1], flush=True)
+sys.stdin.read()
+"""
+
+
+def test_who_started_the_listener_and_what_it_started_are_not_doubted() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
         url = f"http://127.0.0.1:{held.getsockname()[1]}"
         assert stranger(os.getpid(), url) == ""
-        other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-        try:
-            assert stranger(other.pid, url) == "", "below the one that listens"
-            assert f"pid {os.getpid()} " in stranger(1, url)
-            assert "not --pid 1" in stranger(1, url)
-        finally:
-            other.communicate(b"\n")
+        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as below:
+            assert stranger(below.pid, url) == "", "below the one that listens"
+            below.communicate(b"\n")
+    with subprocess.Popen([sys.executable, "-c", LISTENING], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as listener:
+        assert listener.stdout is not None
+        assert stranger(os.getpid(), f"http://127.0.0.1:{int(listener.stdout.readline())}") == "", "it started it"
+        listener.communicate()
+
+
+def test_somebody_else_s_pid_is_doubted() -> None:
+    """A sibling of the listener, not pid 1: that one may be an ancestor of this test in the same session."""
+    with (
+        subprocess.Popen([sys.executable, "-c", LISTENING], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as listener,
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as sibling,
+    ):
+        assert listener.stdout is not None
+        doubt = stranger(sibling.pid, f"http://127.0.0.1:{int(listener.stdout.readline())}")
+        assert f"pid {listener.pid} " in doubt
+        assert f"not --pid {sibling.pid}" in doubt
+        listener.communicate()
+        sibling.communicate(b"\n")
 
 
 @pytest.mark.parametrize(

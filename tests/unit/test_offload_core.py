@@ -272,10 +272,10 @@ def test_a_stranger_in_the_fetch_list_is_refused_by_the_gather_itself() -> None:
     rig = Rig.build([8], 2, [2], "lru")
     staging, arena = rig.store.offloaded[0].staging, rig.store.offloaded[0].arena
     arena.tensors["weight"].fill_(-7.0)
-    src = torch.tensor([8, -1, 9, -5, 2**31 - 1, 3, 3, 3], dtype=torch.int32)
-    dst = torch.tensor([0, 1, 2, 3, 4, 66, -2, -1], dtype=torch.int32)
+    src = torch.tensor([8, -1, 9, -5, 2**31 - 1, 3, 3, 3, 11], dtype=torch.int32)
+    dst = torch.tensor([0, 1, 2, 3, 4, 66, -2, -1, -1], dtype=torch.int32)
     staging.gather(src.numpy(), dst.numpy())
-    assert rig.store.refused == 5 * 2, "each of the two parameters refuses the same five"
+    assert rig.store.refused == 6 * 2, "each of the two parameters refuses the same six"
     assert (arena.tensors["weight"] == -7.0).all()
 
 

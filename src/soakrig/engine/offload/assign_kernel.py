@@ -13,32 +13,33 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from . import bookkeeping
+from . import counters
+from .bookkeeping import FETCHES
 from .counters import COUNTERS
 from .kernels import on_device
 from .policy import LFRU_SHIFT, Policy
 
 _CLOSED64 = tl.constexpr(2**63 - 1)
 _CLOSED32 = tl.constexpr(2**31 - 1)
-_FETCHES = tl.constexpr(bookkeeping.FETCHES)
+_FETCHES = tl.constexpr(FETCHES)
 _SHIFT = tl.constexpr(LFRU_SHIFT)
 _STATIC = tl.constexpr(int(Policy.STATIC))
 _LFRU = tl.constexpr(int(Policy.LFRU))
 _CLOCK = tl.constexpr(int(Policy.CLOCK))
 _COUNTERS = tl.constexpr(len(COUNTERS))
 _COUNTER_LANES = tl.constexpr(1 << (len(COUNTERS) - 1).bit_length())
-_STEPS = tl.constexpr(bookkeeping.STEPS)
-_ACCESSES = tl.constexpr(bookkeeping.ACCESSES)
-_HITS = tl.constexpr(bookkeeping.HITS)
-_UNIQUE = tl.constexpr(bookkeeping.UNIQUE)
-_UNIQUE_HITS = tl.constexpr(bookkeeping.UNIQUE_HITS)
-_CLEAN_STEPS = tl.constexpr(bookkeeping.CLEAN_STEPS)
-_FILLS = tl.constexpr(bookkeeping.FILLS)
-_EVICTIONS = tl.constexpr(bookkeeping.EVICTIONS)
-_STAGED = tl.constexpr(bookkeeping.STAGED)
-_IN_PLACE = tl.constexpr(bookkeeping.IN_PLACE)
-_SENTINELS = tl.constexpr(bookkeeping.SENTINELS)
-_BAD_IDS = tl.constexpr(bookkeeping.BAD_IDS)
+_STEPS = tl.constexpr(counters.STEPS)
+_ACCESSES = tl.constexpr(counters.ACCESSES)
+_HITS = tl.constexpr(counters.HITS)
+_UNIQUE = tl.constexpr(counters.UNIQUE)
+_UNIQUE_HITS = tl.constexpr(counters.UNIQUE_HITS)
+_CLEAN_STEPS = tl.constexpr(counters.CLEAN_STEPS)
+_FILLS = tl.constexpr(counters.FILLS)
+_EVICTIONS = tl.constexpr(counters.EVICTIONS)
+_STAGED = tl.constexpr(counters.STAGED)
+_IN_PLACE = tl.constexpr(counters.IN_PLACE)
+_SENTINELS = tl.constexpr(counters.SENTINELS)
+_BAD_IDS = tl.constexpr(counters.BAD_IDS)
 SMALLEST = 16
 """Lanes of the narrowest vector: fewer save nothing, and each width is one more kernel to compile."""
 
@@ -257,8 +258,8 @@ def assign(
     once before a graph is captured.
     """
     pairs, slots = ids.numel(), slot_key.numel()
-    if pairs > bookkeeping.FETCHES:
-        raise ValueError(f"a small layer-step has at most {bookkeeping.FETCHES} ids, got {pairs}")
+    if pairs > FETCHES:
+        raise ValueError(f"a small layer-step has at most {FETCHES} ids, got {pairs}")
     # Frozen slots keep what they have, which is what the static policy does.
     kept = Policy.STATIC if staging_row < 0 else Policy(policy)
     searched = slots if kept is not Policy.STATIC else SMALLEST

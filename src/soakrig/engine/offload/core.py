@@ -295,12 +295,18 @@ class ExpertStore:
                     arena.tensors[name][rows[expert]].copy_(tensor[expert])
 
     def _warm_up(self) -> None:
-        """Compile what the first steps would wait for: a step of sentinels, whose count is taken back."""
+        """Compile what the first steps would wait for, and a graph capture could not: steps of sentinels, whose count
+        is taken back. On CUDA there is a kernel for each type of id and width of a step (16, 32, 64 pairs)."""
+        top_k = self.plan.model.top_k
+        cuda = self.device.type == "cuda"
+        shapes = [(tokens, top_k) for tokens in sorted({max(1, pairs // top_k) for pairs in (16, 32, 64)})]
         for one in self.offloaded.values():
-            found = one.slots.assign(torch.full((1, self.plan.model.top_k), -1, device=self.device))
-            if self.plan.staging:
-                one.staging.gather(found.src, found.dst)
-            if self.device.type == "cpu":
+            for shape in shapes if cuda else shapes[:1]:
+                for dtype in (torch.int32, torch.int64) if cuda else (torch.int64,):
+                    found = one.slots.assign(torch.full(shape, -1, dtype=dtype, device=self.device))
+                    if self.plan.staging:
+                        one.staging.gather(found.src, found.dst)
+            if not cuda:
                 break
         self._counts.zero_()
 

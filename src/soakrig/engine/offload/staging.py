@@ -31,10 +31,12 @@ def copy_rows(bank: Any, out: Any, src: Any, dst: Any, bad: Any) -> None:
     for i in range(src.size):
         expert = src[i]
         row = dst[i]
-        if expert in {-1, bank.shape[0]} or row == -1:
+        if expert in {-1, bank.shape[0]}:
             continue
-        if expert < 0 or expert > bank.shape[0] or row < 0 or row >= out.shape[0]:
+        if expert < 0 or expert > bank.shape[0] or row < -1 or row >= out.shape[0]:
             bad[0] += 1
+            continue
+        if row == -1:
             continue
         for byte in range(bank.shape[1]):
             out[row, byte] = bank[expert, byte]

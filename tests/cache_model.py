@@ -71,6 +71,7 @@ class LayerModel:
     pool: PoolModel
     staging: bool
     groups: bool
+    split: str = "experts"
     counts: dict[str, Counter[str]] = field(default_factory=lambda: {"small": Counter(), "large": Counter()})
     skew: Counter[int] = field(default_factory=Counter)
 
@@ -99,18 +100,33 @@ class LayerModel:
         self.skew.update(wanted)
         place = {expert: ("slot", slot) for expert, slot in hits.items()}
         if path == "large":
-            place |= self._large(missing, counts)
+            place |= self._large(missing, ids, counts)
         else:
             place |= self._small(hits, missing, counts)
         return place, bad_tokens
 
-    def _large(self, missing: list[int], counts: Counter[str]) -> dict[int, tuple[str, int]]:
+    def _large(self, missing: list[int], ids: list[list[int]], counts: Counter[str]) -> dict[int, tuple[str, int]]:
         if not (self.staging and self.groups):
             counts["in_place"] += len(missing)
             return {expert: ("bank", expert) for expert in missing}
+        if missing and self.split == "rows":
+            ranges = self.ranges(set(missing), ids)
+            counts["staged"] += sum(len(needed) for needed in ranges)
+            counts["groups"] += len(ranges)
+            return {expert: ("staged", -1) for expert in missing}  # another place in each range
         counts["staged"] += len(missing)
         counts["groups"] += -(-len(missing) // 64)
         return {expert: ("staged", number % 64) for number, expert in enumerate(sorted(missing))}
+
+    def ranges(self, missing: set[int], ids: list[list[int]]) -> list[set[int]]:
+        """What each range of tokens needs: a token that would bring more than 64 together begins the next one."""
+        found: list[set[int]] = [set()]
+        for token in ids:
+            needed = missing & set(token)
+            if len(found[-1] | needed) > SMALL_PAIRS:
+                found.append(set())
+            found[-1] |= needed
+        return found
 
     def _small(self, hits: dict[int, int], missing: list[int], counts: Counter[str]) -> dict[int, tuple[str, int]]:
         pool = self.pool

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from cache_model import LayerModel, PoolModel, Slot
 from soakrig.engine.offload.core import ExpertStore, Part
 from soakrig.engine.offload.counters import COUNTERS, PATHS
 from soakrig.engine.offload.plan import LayerPlan, LayerShape, ModelShape, OffloadPlan
+from soakrig.engine.offload.settings import SPLITS, SplitName
 from soakrig.errors import EngineStartError
 
 CPU = torch.device("cpu")
@@ -56,6 +58,8 @@ class Rig:
         groups: bool = True,
         hot: list[list[int]] | None = None,
         resident: int = 0,
+        split: SplitName = "experts",
+        one_source: bool = False,
     ) -> Rig:
         """Layers of ``experts``, and ``resident`` more in front that stay on the device."""
         hot = hot or [[] for _ in experts]
@@ -68,8 +72,9 @@ class Rig:
         plan = OffloadPlan(
             model=ModelShape("model", tuple(shapes), top_k), layers=tuple(plans), arena=arena, staging=staging,
             groups=groups, staging_rows=64, asked_gb=None, trace=None, skew=None, warnings=(),
+            split=split,
         )  # fmt: skip
-        store = ExpertStore(plan, CPU, MOST_TOKENS)
+        store = ExpertStore(plan, CPU, MOST_TOKENS, one_source=one_source)
         for shape in shapes:
             store.add_layer(shape.layer, parameters(shape.layer, shape.experts))
         store.finish()
@@ -79,7 +84,7 @@ class Rig:
         preload: list[int] = []
         for i, count in enumerate(experts):
             pool = shared if arena else PoolModel([Slot() for _ in range(slots[i])], policy)
-            models.append(LayerModel(resident + i, count, base if arena else 0, pool, staging, groups))
+            models.append(LayerModel(resident + i, count, base if arena else 0, pool, staging, groups, split))
             preload = [*preload, *(base + expert for expert in hot[i])] if arena else hot[i]
             pool.preload(preload)
             base += count
@@ -101,7 +106,12 @@ class Rig:
     def check_layer(self, model: LayerModel, ids: Ids, place: dict[int, tuple[str, int]]) -> None:
         wanted = parameters(model.layer, model.experts)
         found = torch.zeros(len(ids), self.top_k, dtype=torch.int64)
+        routed = torch.tensor([[int(0 <= expert < model.experts) for expert in numbers] for numbers in ids])
         for part in self.store.parts(model.layer, torch.tensor(ids)):
+            if part.tokens is not None:
+                inside = torch.zeros(len(ids), 1, dtype=torch.bool)
+                inside[part.tokens] = True
+                assert torch.equal(part.rows >= 0, inside & routed.bool()), "tokens have to be whole, others elsewhere"
             for token, numbers in enumerate(ids):
                 for choice, expert in enumerate(numbers):
                     row = int(part.rows[token, choice])
@@ -111,7 +121,6 @@ class Rig:
                     for name, tensor in part.tensors.items():
                         assert torch.equal(tensor[row], wanted[name][expert]), f"expert {expert} has another's {name}"
                     self.check_place(model, part, row, place[expert])
-        routed = torch.tensor([[int(0 <= expert < model.experts) for expert in numbers] for numbers in ids])
         assert torch.equal(found, routed), "a routed pair has to be in exactly one part, others in none"
         self.check_books(model)
 
@@ -120,9 +129,10 @@ class Rig:
         slots = self.store.offloaded[model.layer].slots
         if part.tensors is arena.tensors:
             kind = "staged" if row >= arena.staging_row else "slot"
-            assert (kind, row - (arena.staging_row if kind == "staged" else slots.pool.first_row)) == place
+            number = row - (arena.staging_row if kind == "staged" else slots.pool.first_row)
+            assert (kind, number) == place or (place == ("staged", -1) and kind == "staged")
         else:
-            assert ("bank", row) == place
+            assert ("bank", row) == place or (self.store._one_source and place[0] == "slot")
 
     def check_books(self, model: LayerModel) -> None:
         slots = self.store.offloaded[model.layer].slots
@@ -166,7 +176,7 @@ def rigs(draw: st.DrawFn) -> tuple[Rig, random.Random, float]:
         left -= most if arena else 0
     rig = Rig.build(
         experts, top_k, slots, policy, arena=arena, staging=draw(st.booleans()), groups=draw(st.booleans()), hot=hot,
-        resident=draw(st.integers(0, 1)),
+        resident=draw(st.integers(0, 1)), split=draw(st.sampled_from(SPLITS)), one_source=draw(st.booleans()),
     )  # fmt: skip
     return rig, rng, draw(st.sampled_from((0.0, 0.0, 0.1, 0.6, 1.0)))
 
@@ -297,3 +307,34 @@ def test_memory_is_asked_for_in_exact_sizes() -> None:
     assert memory["bank_bytes_pinned"] == 0
     assert memory["slot_bytes"] == 4 * wide
     assert memory["staging_bytes"] == 64 * wide
+
+
+def test_rows_are_split_where_the_staging_buffer_ends() -> None:
+    """Each range of tokens needs at most 64 missing experts, and all of them together more."""
+    rig = Rig.build([200], 8, [0], "lru", split="rows")
+    rng = random.Random(4)
+    rig.step([routing(rng, 200, 8, 40, 0.0)])
+    counted = dict(zip(COUNTERS, rig.store.counters()[0][1], strict=True))
+    assert counted["groups"] >= 3
+    assert counted["staged"] > counted["unique"] > 64
+    parts = list(rig.store.parts(0, torch.tensor(routing(rng, 200, 8, 40, 0.0))))
+    ends = [(part.tokens.start, part.tokens.stop) for part in parts if part.tokens is not None]
+    assert ends[0][0] == 0
+    assert ends[-1][1] == 40
+    assert all(stop == start for (_, stop), (start, _) in pairwise(ends))
+
+
+def test_a_restart_forgets_all_steps_and_moves_nothing() -> None:
+    rig = Rig.build([30, 30], 4, [5, 6], "clock", hot=[[1, 2, 3], [9]])
+    before = rig.store.addresses()
+    rng = random.Random(8)
+    first = [[routing(rng, 30, 4, 3, 0.1) for _ in range(2)] for _ in range(6)]
+    for ids in first:
+        rig.step(ids)
+    rig.store.restart()
+    fresh = Rig.build([30, 30], 4, [5, 6], "clock", hot=[[1, 2, 3], [9]])
+    rig.models = fresh.models
+    assert rig.store.steps == 0
+    for ids in first[::-1]:
+        rig.step(ids)
+    rig.store.check_addresses(before)

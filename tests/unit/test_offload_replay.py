@@ -13,13 +13,16 @@ import torch
 from soakrig.engine.offload.core import ExpertStore
 from soakrig.engine.offload.plan import LayerPlan, LayerShape, ModelShape, OffloadPlan, PolicyName
 from soakrig.engine.offload.replay import replay
+from soakrig.engine.offload.settings import SplitName
 from soakrig.engine.offload.trace import DECODE, PREFILL, read_trace
 
-EXPERTS, TOP_K, LAYERS = 80, 4, 4
+EXPERTS, TOP_K, LAYERS = 120, 4, 4
 POLICIES: tuple[PolicyName, ...] = ("static", "lru", "lfru", "clock")
 
 
-def plan(policy: PolicyName, slots: int, path: Path, *, arena: int = 0, staging: bool = True) -> OffloadPlan:
+def plan(
+    policy: PolicyName, slots: int, path: Path, *, arena: int = 0, staging: bool = True, split: SplitName = "experts"
+) -> OffloadPlan:
     """Layer 0 stays on the device; the others start with a few hot experts."""
     shapes = tuple(LayerShape(layer, EXPERTS, 4) for layer in range(LAYERS))
     hot = tuple(range(slots // 3 or arena // 9))
@@ -27,6 +30,7 @@ def plan(policy: PolicyName, slots: int, path: Path, *, arena: int = 0, staging:
     return OffloadPlan(
         model=ModelShape("model", shapes, TOP_K), layers=layers, arena=arena, staging=staging, groups=True,
         staging_rows=64, asked_gb=None, trace=str(path), skew=None, warnings=(),
+        split=split,
     )  # fmt: skip
 
 
@@ -55,7 +59,11 @@ def run(plan: OffloadPlan, steps: int) -> list[list[list[int]]]:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(
-    "shape", [{"slots": 7}, {"slots": 40}, {"slots": 0, "arena": 50}, {"slots": 9, "staging": False}]
+    "shape",
+    [
+        {"slots": 7}, {"slots": 40}, {"slots": 0, "arena": 50}, {"slots": 9, "staging": False},
+        {"slots": 5, "split": "rows"},
+    ],
 )
 def test_a_replay_predicts_the_engines_own_counters_exactly(
     policy: PolicyName, shape: dict[str, int], tmp_path: Path

@@ -23,6 +23,7 @@ class Bank:
     def __init__(self, layer: int, experts: int, parameters: Mapping[str, Tensor], memory: HostMemory) -> None:
         self.layer = layer
         self.experts = experts
+        self.memory = memory
         self.host: dict[str, Tensor] = {}
         for name, tensor in check_parameters(layer, experts, parameters).items():
             home = memory.empty(tuple(tensor.shape), tensor.dtype)

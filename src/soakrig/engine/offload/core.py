@@ -22,31 +22,16 @@ from .arena import Arena
 from .bank import Bank, check_parameters, row_bytes
 from .counters import ACCESSES, COUNTERS, STEPS
 from .host_memory import HostMemory
+from .offloaded_layer import LARGE, SMALL, OffloadedLayer, Part
 from .plan import STAGING_ROWS, LayerPlan, OffloadPlan
-from .prefill import CheckedIds, check_ids, look_up
+from .prefill import check_ids
 from .profile import HotProfile, write_profile
 
 if TYPE_CHECKING:  # what they bring (numba) is imported only where something is offloaded
     from .recorder import Recorder
-    from .slots import LayerSlots, StepBuffers
-    from .staging import Staging
+    from .slots import StepBuffers
 
 _log = logging.getLogger("soakrig.engine")
-
-SMALL, LARGE = 0, 1
-"""The two paths of a layer-step, by shape alone: at most ``STAGING_ROWS`` pairs, or more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Where some pairs of a layer-step find their experts.
-
-    ``rows`` [tokens, k], the type of the ids: an index into the first axis of every tensor, -1 where the pair is in
-    another part, or in none. ``tensors``: parameter name -> [rows, ...]. Both hold until the next part is asked for.
-    """
-
-    rows: Tensor
-    tensors: Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,26 +42,17 @@ class StepReport:
     bad_tokens: list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Offloaded:
-    """One offloaded layer with all that serves it. ``skew`` [experts] int64: layer-steps that routed to each."""
-
-    plan: LayerPlan
-    bank: Bank
-    arena: Arena
-    slots: LayerSlots
-    staging: Staging
-    skew: Tensor
-
-
 class ExpertStore:
     """All routed experts of a model, behind an offload plan.
 
-    ``max_tokens``: the largest batch of an engine step. Use: ``add_layer`` for every layer, ``finish``, then steps.
+    ``max_tokens``: the largest batch of an engine step. Use: ``add_layer`` (or ``add_bank``) for every layer,
+    ``finish``, then steps. ``one_source``: the host's kernel takes one set of tensors for all pairs of a token, so that
+    what is read in place is read there whole, slots or not.
     """
 
-    def __init__(self, plan: OffloadPlan, device: torch.device, max_tokens: int) -> None:
+    def __init__(self, plan: OffloadPlan, device: torch.device, max_tokens: int, *, one_source: bool = False) -> None:
         self.plan = plan
+        self._one_source = one_source
         self.device = device
         self.steps = 0
         self._place = {shape.layer: number for number, shape in enumerate(plan.model.layers)}
@@ -84,8 +60,9 @@ class ExpertStore:
         self._planned = {layer.layer: layer for layer in plan.layers}
         self._resident: dict[int, dict[str, Tensor]] = {}
         self._banks: dict[int, Bank] = {}
-        self.offloaded: dict[int, Offloaded] = {}
+        self.offloaded: dict[int, OffloadedLayer] = {}
         self._memory = HostMemory()
+        self._memories = [self._memory]
         self._said: set[str] = set()
         self._arenas: list[Arena] = []
         self._buffers: StepBuffers | None = None
@@ -115,13 +92,28 @@ class ExpertStore:
             )
         self._banks[layer] = Bank(layer, experts, parameters, self._memory)
 
+    def add_bank(self, bank: Bank) -> None:
+        """Take a layer that the host has put into a bank already, since the plan came later than the weights.
+
+        Raises EngineStartError where it does not fit the plan.
+        """
+        planned = self._planned.get(bank.layer)
+        if planned is None or planned.experts != bank.experts or planned.row_bytes != bank.row_bytes:
+            raise EngineStartError(
+                f"the bank of layer {bank.layer} has {bank.experts} experts of {bank.row_bytes} bytes; the plan has "
+                f"{planned}"
+            )
+        self._banks[bank.layer] = bank
+        self._memories.append(bank.memory)
+
     def finish(self) -> None:
         """Pin the banks and allocate every buffer, before the host measures memory. Raises EngineStartError."""
         missing = [layer for layer in self._place if layer not in self._resident and layer not in self._banks]
         if missing:
             raise EngineStartError(f"the plan has {len(self._place)} layers, but these came without experts: {missing}")
         if self.device.type == "cuda":
-            self._memory.pin()
+            for memory in self._memories:
+                memory.pin()
         if self.plan.skew is not None and len({layer.experts for layer in self.plan.layers}) > 1:
             raise EngineStartError(
                 "the offloaded layers have different numbers of experts, and a profile holds one",
@@ -143,13 +135,36 @@ class ExpertStore:
             for layers in classes.values():
                 self._allocate(layers, self._buffers)
             self._warm_up()
+            self.restart()
         if self.plan.trace is not None:
             from .recorder import Recorder
 
             self._recorder = Recorder(self.plan, self.plan.trace, len(self._bad_tokens), self.device)
 
+    def restart(self) -> None:
+        """Forget all steps so far, a host's warm-up runs say: counters at zero, the slots as start-up fills them.
+
+        Buffers stay where they are.
+        """
+        self.steps = 0
+        self._counts.zero_()
+        self._bad_tokens.zero_()
+        for one in self.offloaded.values():
+            one.skew.zero_()
+        layers = [self.offloaded[layer.layer] for layer in self.plan.layers]
+        for pool in {id(one.slots.pool): one.slots.pool for one in layers}.values():
+            mine = [one for one in layers if one.slots.pool is pool]
+            pool.preload(one.slots.key_base + expert for one in mine for expert in one.plan.hot)
+        for one in layers:
+            one.load_hot()
+        if self._recorder is not None:
+            self._recorder.forget()
+
     def begin_step(self, marks: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
-        """Start an engine step of ``len(marks)`` tokens: 0 for a decode row, 1 prefill, 2 padding."""
+        """Start an engine step of ``len(marks)`` tokens: 0 for a decode row, 1 prefill, 2 padding.
+
+        A host that knows the marks only behind the step gives any here, and the right ones to ``end_step``.
+        """
         self._marks = marks
         self._bad_tokens.zero_()
 
@@ -164,16 +179,17 @@ class ExpertStore:
             self._recorder.take(self._place[layer], ids, self._experts[layer])
         resident = self._resident.get(layer)
         if resident is not None:
-            return iter((Part(self._check_resident(layer, ids), resident),))
-        one = self.offloaded[layer]
-        return self._small(one, ids) if ids.numel() <= STAGING_ROWS else self._large(one, ids)
+            rows = self._check_resident(layer, ids)
+            return iter((Part(rows, resident, slice(0, len(rows))),))
+        return self.offloaded[layer].parts(ids)
 
-    def end_step(self) -> StepReport:
+    def end_step(self, marks: np.ndarray[Any, np.dtype[np.uint8]] | None = None) -> StepReport:
         """The safe point after a step: waits for the device, says which tokens had bad ids, writes the trace rows.
 
         Raises SoakrigError where the gather refused an id that the books gave it: the step computed with a wrong row.
         """
         self.steps += 1
+        self._marks = self._marks if marks is None else marks
         if self._recorder is not None:
             with self._spared("the routing trace"):
                 self._recorder.write(self._marks)
@@ -216,7 +232,8 @@ class ExpertStore:
             with self._spared("the routing trace"):
                 self._recorder.close()
             self._recorder = None
-        self._memory.close()
+        for memory in self._memories:
+            memory.close()
 
     @contextmanager
     def _spared(self, what: str) -> Generator[None]:
@@ -231,9 +248,9 @@ class ExpertStore:
         """Bytes: bank asked, resident (measured) and pinned; slots and staging on the device."""
         slots = sum(arena.slots * arena.row_bytes for arena in self._arenas)
         return {
-            "bank_bytes_asked": self._memory.asked,
-            "bank_bytes_resident": self._memory.resident(),
-            "bank_bytes_pinned": self._memory.pinned,
+            "bank_bytes_asked": sum(memory.asked for memory in self._memories),
+            "bank_bytes_resident": sum(memory.resident() for memory in self._memories),
+            "bank_bytes_pinned": sum(memory.pinned for memory in self._memories),
             "slot_bytes": slots,
             "staging_bytes": sum(arena.bytes for arena in self._arenas) - slots,
         }
@@ -287,12 +304,10 @@ class ExpertStore:
         for layer, slots, tally in zip(layers, books, tallies, strict=True):
             bank = self._banks[layer.layer]
             staging = Staging(bank, arena, self._refused)
-            self.offloaded[layer.layer] = Offloaded(layer, bank, arena, slots, staging, tally.skew)
-            # By plain copies: no kernel of ours has run before the first step.
-            rows = slots.resident().tolist()
-            for expert in layer.hot:
-                for name, tensor in bank.host.items():
-                    arena.tensors[name][rows[expert]].copy_(tensor[expert])
+            large = self._counts[self._place[layer.layer], LARGE]
+            self.offloaded[layer.layer] = OffloadedLayer(
+                layer, plan, bank, arena, slots, staging, tally, large, one_source=self._one_source
+            )
 
     def _warm_up(self) -> None:
         """Compile what the first steps would wait for, and a graph capture could not: steps of sentinels, whose count
@@ -323,39 +338,3 @@ class ExpertStore:
         counts[STEPS] += checked.valid.any()
         counts[ACCESSES] += checked.valid.sum()
         return torch.where(checked.valid, ids, -1)
-
-    def _small(self, one: Offloaded, ids: Tensor) -> Iterator[Part]:
-        found = one.slots.assign(ids)
-        if self.plan.staging:
-            if found.count != 0:
-                one.staging.gather(found.src, found.dst)
-            yield Part(found.rows, one.arena.tensors)
-            return
-        if one.slots.pool.slots:
-            yield Part(found.rows, one.arena.tensors)
-        yield Part(found.bank_rows, one.bank.in_place(self.device))
-
-    def _large(self, one: Offloaded, ids: Tensor) -> Iterator[Part]:
-        counts = self._counts[self._place[one.plan.layer], LARGE]
-        checked = check_ids(ids, one.plan.experts, counts, self._bad_tokens)
-        resident = one.slots.resident()
-        grouped = self.plan.staging and self.plan.groups
-        missing = look_up(checked, resident, counts, one.skew, self.plan.staging_rows if grouped else 0)
-        if not grouped or not len(missing):
-            if one.slots.pool.slots:
-                yield Part(checked.rows(resident, ids.dtype), one.arena.tensors)
-            if len(missing):
-                yield self._in_place(one, checked, resident, ids)
-            return
-        for start in range(0, len(missing), self.plan.staging_rows):
-            group = missing[start : start + self.plan.staging_rows]
-            one.staging.copy(group.tolist(), one.arena.staging_row)
-            # The first group also serves what is in slots.
-            of_expert = resident.clone() if start == 0 else torch.full_like(resident, -1)
-            places = torch.arange(len(group), dtype=resident.dtype, device=resident.device)
-            of_expert[group.to(resident.device)] = places + one.arena.staging_row
-            yield Part(checked.rows(of_expert, ids.dtype), one.arena.tensors)
-
-    def _in_place(self, one: Offloaded, checked: CheckedIds, resident: Tensor, ids: Tensor) -> Part:
-        absent = checked.valid & (resident[checked.safe] < 0)
-        return Part(torch.where(absent, ids, -1), one.bank.in_place(self.device))

@@ -15,7 +15,7 @@ from soakrig.errors import UsageError
 from .json_file import broken
 from .layer_list import layer_list
 from .profile import HotProfile, read_profile
-from .settings import OffloadSettings, PolicyName
+from .settings import OffloadSettings, PolicyName, SplitName
 from .slot_map import read_slot_map
 
 GIB = 2**30
@@ -87,6 +87,8 @@ class OffloadPlan:
     trace: str | None
     skew: str | None
     warnings: tuple[str, ...]
+    split: SplitName = "experts"
+    """How a large layer-step that misses more than the staging rows hold is cut."""
 
     @classmethod
     def build(cls, settings: OffloadSettings, model: ModelShape) -> OffloadPlan:
@@ -125,6 +127,7 @@ class OffloadPlan:
             trace=settings.trace,
             skew=settings.skew,
             warnings=tuple(warnings),
+            split=settings.split,
         )
 
     @property
@@ -174,6 +177,7 @@ class OffloadPlan:
             "staging": self.staging,
             "groups": self.groups,
             "staging_rows": self.staging_rows,
+            "split": self.split,
             "trace": self.trace,
             "skew": self.skew,
             "layers": [{**asdict(layer), "hot": len(layer.hot)} for layer in self.layers],

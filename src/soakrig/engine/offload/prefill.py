@@ -8,6 +8,7 @@ summing each group's rounded partial sums gives other numbers, and the tests hol
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -19,13 +20,13 @@ from .counters import (
     CLEAN_STEPS,
     GROUPS,
     HITS,
-    IN_PLACE,
     SENTINELS,
     STAGED,
     STEPS,
     UNIQUE,
     UNIQUE_HITS,
 )
+from .settings import SplitName
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +55,15 @@ def check_ids(ids: Tensor, experts: int, counts: Tensor, bad_tokens: Tensor) -> 
     return CheckedIds(valid, torch.where(valid, ids, 0).long())
 
 
-def look_up(checked: CheckedIds, resident: Tensor, counts: Tensor, skew: Tensor, group: int) -> Tensor:
-    """Count a large layer-step against the slots; returns the missing experts, ascending, [missing] int64 on the host.
+def look_up(checked: CheckedIds, resident: Tensor, counts: Tensor, skew: Tensor) -> list[int]:
+    """Count a large layer-step against the slots; returns the missing experts, ascending.
 
-    ``resident`` [experts] int32: arena row or -1; ``group``: rows that are staged at a time, 0 where the bank is read
-    in place. Adds to ``counts`` and ``skew`` [experts]. Waits for the device.
+    ``resident`` [experts] int32: arena row or -1. Adds to ``counts`` and ``skew`` [experts]. Waits for the device.
     """
     routed = torch.zeros_like(skew).index_add_(0, checked.safe.reshape(-1), checked.valid.reshape(-1).to(skew.dtype))
     used, here = routed > 0, resident >= 0
     skew += used
-    missing = torch.nonzero(used & ~here).reshape(-1).cpu()
+    missing: list[int] = torch.nonzero(used & ~here).reshape(-1).tolist()
     unique = int(used.sum())
     if unique:
         counts[STEPS] += 1
@@ -72,6 +72,46 @@ def look_up(checked: CheckedIds, resident: Tensor, counts: Tensor, skew: Tensor,
         counts[UNIQUE] += unique
         counts[UNIQUE_HITS] += unique - len(missing)
         counts[CLEAN_STEPS] += int(len(missing) == 0)
-        counts[STAGED if group else IN_PLACE] += len(missing)
-        counts[GROUPS] += -(-len(missing) // group) if group else 0
     return missing
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What goes through the staging rows at a time: ``experts`` ascending, needed by tokens ``start`` to ``stop``.
+
+    ``whole``: these tokens have no other group, and what they find in slots is served with this one. Without it the
+    group is one of several for all tokens, and ``with_slots`` says whether it is the one that serves the slots too.
+    """
+
+    start: int
+    stop: int
+    experts: list[int]
+    whole: bool
+    with_slots: bool
+
+
+def groups_of(
+    checked: CheckedIds, resident: Tensor, missing: list[int], rows: int, split: SplitName, counts: Tensor
+) -> Iterator[Group]:
+    """The groups of a large layer-step with ``missing`` experts and ``rows`` staging rows, counted as they are given.
+
+    By experts: ``rows`` of them at a time for all tokens, each fetched once. By rows: ranges of tokens that need at
+    most so many, see ``row_split``.
+    """
+    tokens = len(checked.safe)
+    if len(missing) <= rows:
+        cuts = [Group(0, tokens, missing, whole=True, with_slots=True)]
+    elif split == "rows":
+        from .row_split import row_ranges
+
+        ranges = row_ranges(checked, resident, rows)
+        cuts = [Group(start, stop, experts, whole=True, with_slots=True) for start, stop, experts in ranges]
+    else:
+        cuts = [
+            Group(0, tokens, missing[start : start + rows], whole=False, with_slots=start == 0)
+            for start in range(0, len(missing), rows)
+        ]
+    for one in cuts:
+        counts[STAGED] += len(one.experts)
+        counts[GROUPS] += 1
+        yield one

@@ -35,6 +35,10 @@ class Recorder:
         finally:
             rows.fill_(SENTINEL)
 
+    def forget(self) -> None:
+        """Drop the ids of a step that was not ended."""
+        self._ids.fill_(SENTINEL)
+
     def flush(self) -> None:
         self._writer.flush()
 

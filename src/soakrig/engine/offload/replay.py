@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import torch
 
-from .counters import COUNTERS, Counters
+from .counters import COUNTERS, IN_PLACE, Counters
 from .plan import STAGING_ROWS, OffloadPlan
-from .prefill import check_ids, look_up
+from .prefill import check_ids, groups_of, look_up
 from .slots import StepBuffers, Tally, layer_slots
 from .trace import BAD_ID, Trace
 
@@ -27,7 +29,6 @@ def replay(trace: Trace, plan: OffloadPlan) -> Counters:
         raise ValueError(f"the trace has layers {list(trace.header.layers)}, the plan's model {numbers}")
     device = torch.device("cpu")
     slots = plan.arena or sum(layer.slots for layer in plan.layers)
-    group = STAGING_ROWS if plan.staging and plan.groups else 0
     counts = torch.zeros((len(numbers), 2, len(COUNTERS)), dtype=torch.int64)
     most = max((len(marks) for marks, _ in trace.steps()), default=0)
     bad_tokens = torch.zeros(most, dtype=torch.uint8)
@@ -45,6 +46,11 @@ def replay(trace: Trace, plan: OffloadPlan) -> Counters:
             if of_layer.numel() <= STAGING_ROWS:
                 book.assign(of_layer)
             else:
-                large = counts[place, 1]
-                look_up(check_ids(of_layer, book.experts, large, bad_tokens), book.resident(), large, tally.skew, group)
+                large, resident = counts[place, 1], book.resident()
+                checked = check_ids(of_layer, book.experts, large, bad_tokens)
+                missing = look_up(checked, resident, large, tally.skew)
+                if missing and plan.staging and plan.groups:
+                    deque(groups_of(checked, resident, missing, plan.staging_rows, plan.split, large), maxlen=0)
+                else:
+                    large[IN_PLACE] += len(missing)
     return counts.tolist()

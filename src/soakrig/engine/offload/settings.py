@@ -16,6 +16,8 @@ NEAR = 0.85
 ARENA = "arena:"
 PolicyName = Literal["static", "lru", "lfru", "clock"]
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
+SplitName = Literal["experts", "rows"]
+SPLITS: tuple[SplitName, ...] = get_args(SplitName)
 AUTO = "auto"
 """Static where a profile is given, else least recently used."""
 
@@ -61,6 +63,12 @@ def _policy(text: str) -> str:
     return text
 
 
+def _split(text: str) -> str:
+    if text not in SPLITS:
+        raise ValueError(f"one of {', '.join(SPLITS)} was expected")
+    return text
+
+
 def _input_file(text: str) -> str:
     if not Path(text).is_file():
         raise ValueError("the path of an existing profile was expected")
@@ -98,6 +106,12 @@ VARIABLES: Mapping[str, Variable] = {
     "VLLM_MOE_ROUTING_TRACE": Variable(None, _output_file),
 }
 """The variables of the offload core, in the order in which they are reported. All of them are obeyed."""
+
+
+SPLIT = "VLLM_MOE_PREFILL_SPLIT"
+SPLIT_VARIABLE = Variable("experts", _split)
+"""For hosts whose kernel sums over a token's experts itself. One that sums afterwards gives the same bits however
+experts are grouped, and other ones when rows are split."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +262,11 @@ class OffloadSettings:
     def groups(self) -> bool:
         """Whether a prefill chunk goes through the staging buffer in groups."""
         return bool(self.values["VLLM_MOE_PREFILL_GROUPS"])
+
+    @property
+    def split(self) -> SplitName:
+        """How a chunk that misses more experts than the staging buffer holds is cut: by experts, or by rows."""
+        return self.values.get(SPLIT, "experts")
 
     @property
     def offload_gb(self) -> float | None:

@@ -41,11 +41,15 @@ class SlotPool:
         return {name: getattr(self, name) for name in names}
 
     def preload(self, keys: Iterable[int]) -> None:
-        """Fill the slots from 0 on, before the first step: used once, at time 0.
+        """Empty all slots, then fill them from 0 on as before the first step: used once, at time 0.
 
         ``keys``: hottest first. They are entered coldest first, since ties go to the lowest slot: what is expected to
         be used least is then the first to give way.
         """
+        self.slot_key.fill_(-1)
+        self.key_slot.fill_(-1)
+        for state in (self.last, self.uses, self.ref, self.clock):
+            state.zero_()
         for slot, key in enumerate(reversed(list(keys))):
             self.slot_key[slot] = key
             self.key_slot[key] = slot

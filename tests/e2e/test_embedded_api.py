@@ -340,7 +340,9 @@ def _timed(engine: Engine, text: str) -> tuple[Json, float]:
 
 def test_the_settings_say_what_is_in_force(engine: Engine) -> None:
     report = engine.client.get("/soakrig/settings").json()
-    assert set(report) == {"engine", "version", "pid", "worker_pid", "settings", "config", "plant", "simulated"}
+    assert set(report) == {
+        "engine", "version", "pid", "worker_pid", "settings", "config", "plant", "simulated", "offload",
+    }  # fmt: skip
     assert report["pid"] == engine.process.pid
     assert report["config"]["max_model_len"] == 6000
     assert report["settings"]["VLLM_MOE_DMA_STAGING"] == {"value": 1, "source": "default", "obeyed": False}

@@ -152,4 +152,4 @@ def test_a_condition_that_does_not_hold_plants_nothing_but_stays_marked(tmp_path
             assert engine.chat(f"turn {number}").status_code == 200
         report = engine.client.get("/soakrig/settings").json()
         assert report["simulated"] is True
-        assert report["settings"]["VLLM_MOE_DMA_STAGING"] == {"value": 0, "source": "environment", "obeyed": False}
+        assert report["settings"]["VLLM_MOE_DMA_STAGING"] == {"value": 0, "source": "environment", "obeyed": True}

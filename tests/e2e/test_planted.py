@@ -83,6 +83,7 @@ ACTIONS = {
     "cut": {"truncated"},
     "error_frame": {"error_frame"},
     "one_token": {"degenerate"},
+    "bad_expert_id": {"error_frame"},
 }
 
 

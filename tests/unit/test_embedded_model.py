@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from soakrig.engine.embedded.config import VOCABULARY, EngineConfig
-from soakrig.engine.embedded.experts import ResidentExperts
+from soakrig.engine.embedded.experts import ResidentExperts, by_expert, gathered
 from soakrig.engine.embedded.kv_cache import BlockTable, KVCache
 from soakrig.engine.embedded.model import Decoder, SequenceSpan, StepBatch
 from soakrig.engine.embedded.weights import Seeded
@@ -123,8 +123,8 @@ def test_experts_one_by_one_equal_experts_gathered() -> None:
             both = experts.gate_up[1][expert] @ hidden[token]
             inner = torch.nn.functional.silu(both[: experts.inner]) * both[experts.inner :]
             by_hand[token] += weights[token, place] * (experts.down[1][expert] @ inner)
-    torch.testing.assert_close(experts._gathered(1, hidden, ids, weights), by_hand, **CLOSE)
-    torch.testing.assert_close(experts._by_expert(1, hidden, ids, weights), by_hand, **CLOSE)
+    torch.testing.assert_close(gathered(experts.parts(1, ids), hidden, weights), by_hand, **CLOSE)
+    torch.testing.assert_close(by_expert(experts.parts(1, ids), hidden, weights), by_hand, **CLOSE)
 
 
 def test_routing_is_skewed_and_differs_by_layer() -> None:
@@ -149,6 +149,11 @@ def test_a_seed_means_these_weights() -> None:
     assert not torch.equal(one, other)
     # Uniform draws of a Mersenne twister, scaled: exact on every machine.
     assert one[0, :3].tolist() == pytest.approx([-0.0129676, 0.9291475, -1.4255559], abs=1e-6)
+    # The order of the draws is part of what a seed means: profiles and traces name the model by its seed.
+    experts = MODEL.experts
+    assert isinstance(experts, ResidentExperts)
+    last = [tensor[7, 63, 0].item() for tensor in (*experts.gate_up, *experts.down)]
+    assert last == pytest.approx([0.0477600, -0.1891246, -0.4025966, 0.0233021], abs=1e-6)
 
 
 @pytest.mark.parametrize(

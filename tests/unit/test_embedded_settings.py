@@ -12,6 +12,8 @@ import pytest
 from soakrig.engine.embedded.plant import PlantClock
 from soakrig.engine.embedded.settings import VARIABLES, Settings
 from soakrig.engine.embedded.xid_line import write_kernel_line, xid_line
+from soakrig.engine.offload.settings import VARIABLES as OFFLOAD_VARIABLES
+from soakrig.engine.offload.settings import OffloadSettings
 from soakrig.errors import UsageError
 
 
@@ -29,21 +31,29 @@ def strikes(settings: Settings, turns: int, context: int = 1000, max_tokens: int
     return [turn for turn in range(1, turns + 1) if clock.turn(context, max_tokens) is not None]
 
 
-def test_defaults_are_reported_as_defaults_and_what_is_not_obeyed_says_so() -> None:
+def test_defaults_are_reported_as_defaults() -> None:
     report = read().report()
-    assert report["VLLM_MOE_DMA_STAGING"] == {"value": 1, "source": "default", "obeyed": False}
+    assert report["VLLM_MOE_DMA_STAGING"] == {"value": 1, "source": "default", "obeyed": True}
     assert report["VLLM_MOE_PREFILL_GROUPS"]["value"] == 1
     assert report["SOAKRIG_PLANT"] == {"value": None, "source": "default", "obeyed": True}
-    assert set(report) == set(VARIABLES)
+    assert list(report) == [*OFFLOAD_VARIABLES, "SOAKRIG_PLANT"] == list(VARIABLES)
 
 
 def test_the_environment_wins_and_is_named(tmp_path: Path) -> None:
     profile = tmp_path / "hot.json"
     profile.write_text("{}")
-    report = read(VLLM_MOE_DMA_STAGING="0", CPU_OFFLOAD_GB="90.5", VLLM_MOE_HOT_PROFILE=str(profile)).report()
-    assert report["VLLM_MOE_DMA_STAGING"] == {"value": 0, "source": "environment", "obeyed": False}
+    report = read(
+        VLLM_MOE_DMA_STAGING="0", CPU_OFFLOAD_GB="90.5", VLLM_MOE_HOT_PROFILE=str(profile), VLLM_MOE_HOT_SLOTS="8"
+    ).report()
+    assert report["VLLM_MOE_DMA_STAGING"] == {"value": 0, "source": "environment", "obeyed": True}
     assert report["CPU_OFFLOAD_GB"]["value"] == 90.5
     assert report["VLLM_MOE_HOT_PROFILE"]["value"] == str(profile)
+
+
+def test_offload_settings_are_checked_here_too() -> None:
+    with pytest.raises(UsageError, match=r"VLLM_MOE_HOT_SLOTS='8' does not go with CPU_OFFLOAD_GB='0'"):
+        read(VLLM_MOE_HOT_SLOTS="8", CPU_OFFLOAD_GB="0")
+    assert isinstance(read(VLLM_MOE_HOT_SLOTS="8"), OffloadSettings)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +64,7 @@ def test_the_environment_wins_and_is_named(tmp_path: Path) -> None:
         ("VLLM_MOE_HOT_SLOTS", ""),
         ("VLLM_MOE_DMA_STAGING", "on"),
         ("VLLM_MOE_DMA_STAGING", "2"),
-        ("VLLM_MOE_PREFILL_GROUPS", "0"),
+        ("VLLM_MOE_PREFILL_GROUPS", "2"),
         ("CPU_OFFLOAD_GB", "nan"),
         ("CPU_OFFLOAD_GB", "inf"),
         ("CPU_OFFLOAD_GB", "-3"),
@@ -75,6 +85,8 @@ def test_a_misspelt_variable_is_refused_and_a_stranger_is_not() -> None:
     with pytest.raises(UsageError, match="VLLM_MOE_DMA_STAGGING is no setting") as caught:
         read(VLLM_MOE_DMA_STAGGING="0")
     assert "VLLM_MOE_DMA_STAGING was probably meant" in str(caught.value)
+    with pytest.raises(UsageError, match="SOAKRIG_PLANTS is no setting"):
+        read(SOAKRIG_PLANTS="{}")
     assert read(VLLM_MOE_USE_DEEP_GEMM="1", HOME="/root").report()["VLLM_MOE_DMA_STAGING"]["source"] == "default"
 
 
@@ -98,6 +110,14 @@ def test_a_misspelt_variable_is_refused_and_a_stranger_is_not() -> None:
 def test_a_plant_that_cannot_be_carried_out_is_refused(fields: dict[str, Any], named: str) -> None:
     with pytest.raises(UsageError, match=named):
         plant(**fields)
+
+
+def test_a_plant_is_reported_as_plain_json() -> None:
+    report = plant(action="exit", hazard=0.5, after=3).report()["SOAKRIG_PLANT"]
+    assert json.loads(json.dumps(report)) == report
+    assert report["source"] == "environment"
+    assert {name: report["value"][name] for name in ("action", "hazard")} == {"action": "exit", "hazard": 0.5}
+    assert report["value"]["after"]["turns"] == 3
 
 
 def test_after_32_turns_a_certain_fault_strikes_at_turn_33() -> None:
@@ -144,6 +164,27 @@ def test_a_condition_has_to_hold() -> None:
     assert strikes(read(SOAKRIG_PLANT=text, CPU_OFFLOAD_GB="90.0"), 1) == [1]
 
 
+@pytest.mark.parametrize(
+    ("when", "environment", "holds"),
+    [
+        ({"CPU_OFFLOAD_GB": "0"}, {}, True),
+        ({"CPU_OFFLOAD_GB": ""}, {}, True),
+        ({"CPU_OFFLOAD_GB": "0"}, {"VLLM_MOE_HOT_SLOTS": "8"}, False),
+        ({"VLLM_MOE_SLOT_POLICY": "lru"}, {"VLLM_MOE_HOT_SLOTS": "8"}, True),
+        ({"VLLM_MOE_SLOT_POLICY": "auto"}, {"VLLM_MOE_HOT_SLOTS": "8"}, True),
+        ({"VLLM_MOE_SLOT_POLICY": "auto"}, {"VLLM_MOE_HOT_SLOTS": "8", "VLLM_MOE_SLOT_POLICY": "lru"}, False),
+        ({"VLLM_MOE_SLOT_POLICY": "clock"}, {"VLLM_MOE_HOT_SLOTS": "8"}, False),
+        ({"VLLM_MOE_HOT_SLOTS": "arena:8"}, {"VLLM_MOE_HOT_SLOTS": "arena:08"}, True),
+        ({"VLLM_MOE_HOT_SLOTS": "8"}, {"VLLM_MOE_HOT_SLOTS": "arena:8"}, False),
+    ],
+)
+def test_a_setting_holds_by_its_name_and_by_what_it_comes_to(
+    when: dict[str, str], environment: dict[str, str], holds: bool
+) -> None:
+    settings = read(SOAKRIG_PLANT=json.dumps({"action": "exit", "when": when}), **environment)
+    assert strikes(settings, 1) == ([1] if holds else [])
+
+
 def test_the_xid_line_has_the_drivers_form_and_the_files_prefix(tmp_path: Path) -> None:
     place = tmp_path / "kern.log"
     place.write_text("before\n")
@@ -158,12 +199,3 @@ def test_the_xid_line_has_the_drivers_form_and_the_files_prefix(tmp_path: Path) 
     )
     assert xid_line("NVRM: anything", 1) == "NVRM: anything"
     assert xid_line(79, 5).endswith("79, pid=5, name=python3, GPU has fallen off the bus.")
-
-
-def test_only_settings_py_reads_the_environment() -> None:
-    folder = Path(__file__).parents[2] / "src/soakrig/engine/embedded"
-    readers = {
-        path.name for path in folder.glob("*.py") if re.search(r"os\.environ(?!, \"OMP)|getenv", path.read_text())
-    }
-    # link.py hands the environment on to the worker, unread.
-    assert readers == {"settings.py"}

@@ -12,7 +12,9 @@ from soakrig.engine.embedded.reply_script import ReplySpec
 from soakrig.engine.embedded.runner import Runner
 from soakrig.engine.embedded.sampling import SamplingParams
 from soakrig.engine.embedded.sequence import from_request
+from soakrig.engine.embedded.settings import Settings
 from soakrig.engine.embedded.tokenizer import Tokenizer
+from soakrig.engine.offload.plan import OffloadPlan
 
 TOKENIZER = Tokenizer()
 LENGTH = 700
@@ -20,7 +22,8 @@ LENGTH = 700
 
 def written(prompts: list[list[int]], sampling: SamplingParams) -> list[list[int]]:
     """The tokens of one long text for each prompt, from the default model, in one batch."""
-    runner = Runner(EngineConfig())
+    config = EngineConfig()
+    runner = Runner(config, OffloadPlan.build(Settings.from_environment({}), config.model_shape))
     sequences = [
         from_request(
             {
@@ -32,6 +35,7 @@ def written(prompts: list[list[int]], sampling: SamplingParams) -> list[list[int
                 "logprobs": None,
                 "prompt_logprobs": None,
                 "stop": [],
+                "planted": False,
             },
             number,
             TOKENIZER,

@@ -11,9 +11,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from soakrig.clock import FakeClock
+from soakrig.clock import FakeClock, RealClock
 from soakrig.errors import WatcherError
+from soakrig.record.signal import Signal, SourceName, SourceState
 from soakrig.soak.watch.metrics import FAMILIES, MetricsWatcher, default_client, parse_page
+from soakrig.soak.watch.watcher import Sample, WatchGroup
 
 PAGES = Path(__file__).parents[1] / "fixtures" / "metrics"
 VLLM = (PAGES / "vllm.prom").read_text()
@@ -50,6 +52,22 @@ class _Handler(BaseHTTPRequestHandler):
             return  # the client has given up
 
     def log_message(self, *args: object) -> None: ...
+
+
+class Kept:
+    """Takes what a group of watchers sees."""
+
+    def __init__(self) -> None:
+        self.samples: list[tuple[SourceName, Sample]] = []
+        self.states: list[str] = []
+
+    def signal(self, signal: Signal) -> None: ...
+
+    def sample(self, source: SourceName, sample: Sample) -> None:
+        self.samples.append((source, sample))
+
+    def state(self, state: SourceState) -> None:
+        self.states.append(state.state)
 
 
 @pytest.fixture
@@ -123,6 +141,19 @@ def test_open_poll_and_progress(page: Page, path: str) -> None:
     assert watcher.progress().counters["generation_tokens"] == 1235.0
     assert watcher.progress().changed_at_monotonic == 102.0
     watcher.close()
+
+
+def test_the_opening_scrape_is_a_sample_from_before_the_load(page: Page) -> None:
+    """Else what is counted in the first second belongs to nobody: a run's window begins with its first sample."""
+    page.text = VLLM + 'soakrig:moe_bad_ids_total{layer="0",model_name="m",path="small"} 2.0\n'
+    kept = Kept()
+    watcher = watch(page, FakeClock())
+    watcher.interval = 600.0
+    group = WatchGroup([watcher], kept, RealClock())
+    group.start()
+    assert [(source, sample["moe_small_bad_ids"]) for source, sample in kept.samples] == [("metrics", 2.0)]
+    assert kept.states == ["live"]
+    group.stop()
 
 
 def test_prefill_alone_is_progress_too(page: Page) -> None:

@@ -26,6 +26,7 @@ from soakrig.record.gates import parse_gate
 from soakrig.record.hazard import upper_95
 from soakrig.record.latency import LatencyCount
 from soakrig.record.manifest import Manifest
+from soakrig.record.offload import OffloadCount
 from soakrig.record.outcome import OUTCOMES
 from soakrig.record.result import (
     EXIT_CODES,
@@ -66,6 +67,7 @@ class Judge:
         self.first_sent: float | None = None
         self.last_done: float | None = None
         self.counters = CounterWatch()
+        self.offload = OffloadCount()
         self._death: EngineChecked | None = None
 
     def feed(self, event: Event) -> None:
@@ -89,6 +91,7 @@ class Judge:
                 self.tool.lag_max_s = max(self.tool.lag_max_s, event.seconds)
             case SampleTaken():
                 self.counters.sample(event)
+                self.offload.sample(event)
             case RunEnded():
                 self.ended = event
             case _:
@@ -127,6 +130,7 @@ class Judge:
             hazard=hazard,
             gates=[],
             tool=self.tool,
+            offload=self.offload.figures(),
             accepted=dict(self.accepted),
             ended=self.ended.reason if self.ended else "cut_off",
             settings=self.manifest.settings,
@@ -236,6 +240,9 @@ class Judge:
             verdict.fail(f"fault: {fault.signature} {place}")
         if self.engine.alive is False:
             verdict.fail(f"the engine died after turn {self.engine.died_after_turn}: {self.engine.how}")
+        if result.offload is not None and result.offload.bad_ids:
+            count = result.offload.bad_ids
+            verdict.fail(f"{count} expert id{'s' if count > 1 else ''} out of range in the engine's routing")
         for name, count in result.outcomes.items():
             if name not in ("ok", "aborted"):
                 verdict.fail(f"{count} turn{'s' if count > 1 else ''} {name}")

@@ -118,6 +118,41 @@ class Hazard(_Part):
     upper_95: float | None = None
 
 
+class HitRate(_Part):
+    """Three rates that differ, each from 0 to 1: of routed accesses (duplicates counted), of different experts of a
+    layer's step, and of a layer's steps that missed nothing. None where there was nothing to count."""
+
+    per_access: float | None = None
+    per_unique: float | None = None
+    per_step: float | None = None
+
+
+class OffloadPath(_Part):
+    """Rates of one path; ``misses_per_step_per_layer`` counts different experts."""
+
+    hit_rate: HitRate = HitRate()
+    misses_per_step_per_layer: float | None = None
+
+
+class Offload(_Part):
+    """The engine's expert cache over the run, from its own counters, summed over the layers whose experts leave the
+    device (``bad_ids`` over all layers).
+
+    ``kind``: ``measured``, or ``uncontrolled`` where the cold start is in it or the engine was restarted. Rates are of
+    small steps, where the cache's policy acts; ``large`` has those of prefill chunks. ``bytes_moved`` is of both.
+    """
+
+    kind: Literal["measured", "uncontrolled"]
+    first_step: int
+    last_step: int
+    hit_rate: HitRate
+    misses_per_step_per_layer: float | None
+    large: OffloadPath
+    bytes_moved: int
+    bad_ids: int
+    counters: dict[Literal["small", "large"], dict[str, int]]
+
+
 class GateResult(_Part):
     """``held`` is None when the figure could not be had."""
 
@@ -154,6 +189,7 @@ class Result(_Part):
     hazard: Hazard
     gates: list[GateResult]
     tool: ToolHealth
+    offload: Offload | None = None
     accepted: dict[str, int]
     ended: str
     settings: dict[str, Any]

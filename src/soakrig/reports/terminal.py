@@ -12,7 +12,7 @@ from rich.text import Text
 
 from soakrig.record.hazard import turns_for
 from soakrig.record.outcome import MARKS, OUTCOMES
-from soakrig.record.result import Fault, Result
+from soakrig.record.result import Fault, Offload, Result
 from soakrig.reports.series import Series, sparkline
 
 STYLES = {"pass": "bold green", "fail": "bold red", "inconclusive": "bold yellow"}
@@ -60,8 +60,8 @@ def print_report(
 def report_parts(
     result: Result, series: Series, folder: Path | None, *, ascii_only: bool = False, resend: str | None = None
 ) -> Iterator[RenderableType]:
-    """The report's parts in their order: verdict and reasons, gates, faults, outcomes, exposure, latency, tracks,
-    sources, and where to go on."""
+    """The report's parts in their order: verdict and reasons, gates, faults, outcomes, exposure, latency, the expert
+    cache, tracks, sources, and where to go on."""
     yield _verdict(result)
     if result.gates:
         yield _gates(result)
@@ -71,6 +71,8 @@ def report_parts(
     yield _outcomes(result, series)
     yield _exposure(result, series)
     yield _latency(result)
+    if result.offload is not None:
+        yield _offload(result.offload)
     tracks = _tracks(series, ascii_only=ascii_only)
     if tracks is not None:
         yield tracks
@@ -199,6 +201,28 @@ def _latency(result: Result) -> RenderableType:
     if result.tool.lags:
         foot += f"; this tool lagged {result.tool.lags} times, at most {result.tool.lag_max_s:.2f} s"
     return Group(_head("latency: first token"), table, _head("latency: decode"), rates, Text(foot))
+
+
+def _offload(offload: Offload) -> RenderableType:
+    rate, misses = offload.hit_rate, offload.misses_per_step_per_layer
+    rates = ", ".join(
+        f"{_percent(value)} {name}"
+        for value, name in (
+            (rate.per_access, "per access"), (rate.per_unique, "per unique expert"), (rate.per_step, "per step"),
+        )
+    )  # fmt: skip
+    kind = offload.kind if offload.kind == "measured" else f"{offload.kind}, cold start included"
+    text = (
+        f"  hits {rates}; {_num(misses)} misses per step and layer; {offload.bytes_moved / 2**20:,.1f} MiB moved "
+        f"({kind}; engine steps {offload.first_step:,} to {offload.last_step:,})"
+    )
+    if offload.bad_ids:
+        text += f"; {offload.bad_ids} bad expert ids"
+    return Group(_head("expert offload"), Text(text))
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"
 
 
 def _tracks(series: Series, *, ascii_only: bool) -> RenderableType | None:

@@ -14,10 +14,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import soakrig
+from soakrig.errors import UsageError
 
 from .answers import Answer, ChatAnswer, CompletionAnswer, Json, usage_object
 from .event_stream import ClientGoneError, CutAnswer, EventStream, unless_gone
 from .link import WorkerDeadError
+from .offload_metrics import window_report
 from .planted import ConnectionCutError, ErrorFrameError, events_with_fault
 from .request_body import ChatRequest, CompletionRequest, Generation, RequestError, TokenizeRequest, parse
 from .service import EngineDeadError, Reply, Service
@@ -27,8 +29,22 @@ DONE = b"data: [DONE]\n\n"
 PLANTED_ERROR = "CUDA error: an illegal memory access was encountered (planted)"
 
 
+KINDS = {"bad_expert_id": "BadExpertId"}
+"""Code of a failed request -> its type in the error object."""
+
+
 class _FailedError(Exception):
-    """The worker could not go on with this one request."""
+    """The worker could not go on with this one request; ``code`` where it says why in a word."""
+
+    def __init__(self, message: str, code: str | None) -> None:
+        super().__init__(message)
+        self.code = code
+
+    @property
+    def body(self) -> Json:
+        if self.code is None:
+            return error_body(str(self), 500)
+        return error_body(str(self), self.code, KINDS[self.code])
 
 
 def json_response(body: Any, status: int = 200) -> Response:
@@ -36,8 +52,8 @@ def json_response(body: Any, status: int = 200) -> Response:
     return Response(orjson.dumps(body), status_code=status, media_type="application/json")
 
 
-def error_body(message: str, code: int, kind: str = "InternalServerError") -> Json:
-    """OpenAI's error object; ``code`` is the HTTP status."""
+def error_body(message: str, code: int | str, kind: str = "InternalServerError") -> Json:
+    """OpenAI's error object; ``code`` is the HTTP status, or a word for what has one."""
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
@@ -60,6 +76,7 @@ class Routes:
             Route("/health", self._guarded(self.health), methods=["GET"]),
             Route("/metrics", self._guarded(self.metrics), methods=["GET"]),
             Route("/soakrig/settings", self._guarded(self.settings), methods=["GET"]),
+            Route("/soakrig/offload", self._guarded(self.offload), methods=["GET"]),
         ]
         return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
 
@@ -149,8 +166,17 @@ class Routes:
                 "config": service.config.report(),
                 "plant": service.plant.plant.report() if service.plant else None,
                 "simulated": service.simulated,
+                "offload": {**service.plan.report(), "memory": service.link.memory},
             }
         )
+
+    async def offload(self, request: Request) -> Response:
+        """The expert cache's counters and rates, by layer and in total: over a window of engine steps, or all."""
+        service = self._service
+        try:
+            return json_response(window_report(service.plan, service.history, request.query_params))
+        except UsageError as error:
+            raise RequestError(str(error)) from error
 
     def _stream(self, body: Generation, reply: Reply, frames: AsyncGenerator[bytes, None]) -> Response:
         return EventStream(self._guard_frames(frames), lambda: self._service.link.abort(reply.id))
@@ -167,7 +193,7 @@ class Routes:
             yield _frame(error_body(PLANTED_ERROR, 500))
             yield DONE
         except _FailedError as error:
-            yield _frame(error_body(str(error), 500))
+            yield _frame(error.body)
             yield DONE
 
     async def _chat_frames(self, body: ChatRequest, answer: ChatAnswer) -> AsyncGenerator[bytes, None]:
@@ -215,7 +241,7 @@ class Routes:
         except ErrorFrameError:
             return json_response(error_body(PLANTED_ERROR, 500), 500)
         except _FailedError as error:
-            return json_response(error_body(str(error), 500), 500)
+            return json_response(error.body, 500)
         finally:
             self._service.link.abort(reply.id)
 
@@ -245,7 +271,7 @@ class Routes:
 
 def _raise_failed(event: Json) -> None:
     if "error" in event:
-        raise _FailedError(event["error"])
+        raise _FailedError(event["error"], event.get("code"))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -6,12 +6,14 @@ import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from soakrig.engine.offload.plan import LayerShape, ModelShape
 from soakrig.errors import UsageError
 
 HEAD_DIM = 32
 QUERIES_PER_KV_HEAD = 2
 VOCABULARY = 4096
 MOST_THREADS = 4
+LOG_FORMAT = "%(asctime)s %(levelname)s [%(process)d] %(name)s: %(message)s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,17 @@ class EngineConfig:
     def limit(self) -> int:
         """Tokens of prompt and reply together that one request may ever have."""
         return min(self.max_model_len, self.blocks * self.block_size)
+
+    @property
+    def model_shape(self) -> ModelShape:
+        """The routed experts as the offload core prices them; its name tells models apart whose experts differ."""
+        size = 2 if self.dtype == "bfloat16" else 4
+        row_bytes = 3 * self.expert_hidden * self.hidden * size  # gate, up, down
+        return ModelShape(
+            name=f"embedded-l{self.layers}-e{self.experts}-k{self.top_k}-h{self.hidden}-w{self.weights_seed}",
+            layers=tuple(LayerShape(layer, self.experts, row_bytes) for layer in range(self.layers)),
+            top_k=self.top_k,
+        )
 
     def report(self) -> dict[str, Any]:
         """The flags as the settings endpoint shows them."""

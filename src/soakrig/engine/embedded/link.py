@@ -13,12 +13,15 @@ from typing import Any
 
 import orjson
 
-from soakrig.errors import EngineStartError
+from soakrig.engine.offload.plan import OffloadPlan
+from soakrig.errors import EngineStartError, UsageError
 
 from .config import EngineConfig
 from .wire import READ_BYTES, Framing, frame
 
 STOP_SECONDS = 1.0
+WRITE_SECONDS = 10.0
+"""How long a worker has that writes a profile or a trace to its disk before it ends."""
 KILL_SECONDS = 1.0
 
 Event = dict[str, Any]
@@ -33,7 +36,7 @@ class WorkerDeadError(Exception):
 class WorkerLink:
     """One worker. Not restarted: an engine whose worker died stays dead, as real engines do."""
 
-    def __init__(self, config: EngineConfig, on_report: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, config: EngineConfig, plan: OffloadPlan, on_report: Callable[[dict[str, Any]], None]) -> None:
         self._config = config
         self._on_report = on_report
         self._loop = asyncio.get_running_loop()
@@ -43,7 +46,10 @@ class WorkerLink:
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._dead = asyncio.Event()
         self._last_beat = self._loop.time()
+        self._stop_seconds = STOP_SECONDS if plan.skew is None and plan.trace is None else WRITE_SECONDS
         self.how_ended = ""
+        self.memory: dict[str, Any] = {}
+        """Bytes that the offload core holds, by name; known once the worker is ready."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         self._socket = ours
@@ -52,7 +58,7 @@ class WorkerLink:
             # Waiting OpenMP threads sleep: spinning ones take the CPU from the server and from the client under test.
             # Started from the main thread: PR_SET_PDEATHSIG follows the thread that made the child.
             self._process = subprocess.Popen(
-                [*argv, orjson.dumps(config.report()).decode()],
+                [*argv, orjson.dumps(config.report()).decode(), orjson.dumps(plan.to_json()).decode()],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
@@ -73,13 +79,15 @@ class WorkerLink:
         return self._loop.time() - self._last_beat
 
     async def ready(self) -> None:
-        """Wait for the loaded model. Raises EngineStartError when the worker ends before."""
+        """Wait for the loaded model. Raises EngineStartError when the worker ends before, UsageError when it refused
+        its settings."""
         try:
             await self._ready
         except WorkerDeadError as error:
-            raise EngineStartError(
-                f"the model could not be loaded: {error}", remedy="the worker's own words are above, on standard error"
-            ) from error
+            said = "the worker's own words are above, on standard error"
+            if self._process.returncode == UsageError.exit_code:
+                raise UsageError(f"the settings do not fit the model: {error}", remedy=said) from error
+            raise EngineStartError(f"the model could not be loaded: {error}", remedy=said) from error
 
     def add(self, request: dict[str, Any]) -> asyncio.Queue[Event]:
         """Send a request; its events come through the queue. Raises WorkerDeadError."""
@@ -116,7 +124,7 @@ class WorkerLink:
         if self.alive:
             self._send({"op": "stop"})
             try:
-                await asyncio.wait_for(self._dead.wait(), STOP_SECONDS)
+                await asyncio.wait_for(self._dead.wait(), self._stop_seconds)
             except TimeoutError:
                 self._process.kill()
                 await asyncio.wait_for(self._dead.wait(), KILL_SECONDS)
@@ -155,6 +163,7 @@ class WorkerLink:
         self._last_beat = self._loop.time()
         for message in self._framing.feed(data):
             if message["op"] == "ready":
+                self.memory = message["memory"]
                 if not self._ready.done():
                     self._ready.set_result(None)
                 continue

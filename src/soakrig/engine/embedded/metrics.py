@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.registry import Collector
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
 _TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -63,6 +64,10 @@ class Metrics:
         self._running.set(message["running"])
         self._waiting.set(message["waiting"])
         self._usage.set(message["kv_usage"])
+
+    def add(self, collector: Collector) -> None:
+        """Show what ``collector`` has, too."""
+        self._registry.register(collector)
 
     def first_token(self, seconds: float) -> None:
         self._first.observe(seconds)

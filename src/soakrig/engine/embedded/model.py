@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from .config import HEAD_DIM, QUERIES_PER_KV_HEAD, EngineConfig
-from .experts import Experts, ResidentExperts
+from .experts import Experts, ExpertsFrom, ResidentExperts
 from .kv_cache import BlockTable, KVCache
 from .weights import LayerWeights, Seeded, decoder_weights
 
 ROPE_BASE = 10_000.0
 QUERY_ROWS = 256
 """Queries of a prefill chunk that are attended at once: bounds the mask that goes with them."""
+
+PLANTED_BEYOND = 1000
+"""How far past the last expert a planted id points: no sentinel, and no row of any buffer."""
 
 
 @dataclass(slots=True)
@@ -33,7 +36,7 @@ class StepBatch:
     """One step over several sequences, their new tokens laid end to end.
 
     ``ids``, ``positions``, ``slots``: [tokens] int64. ``logit_rows``: [rows] int64, the tokens whose next-token logits
-    are wanted.
+    are wanted. ``planted``: tokens whose first expert in the first layer is replaced by one that does not exist.
     """
 
     ids: Tensor
@@ -41,17 +44,21 @@ class StepBatch:
     slots: Tensor
     spans: list[SequenceSpan]
     logit_rows: Tensor
+    planted: list[int] = field(default_factory=list[int])
 
 
 class Decoder:
-    """The model with its weights; ``forward`` also fills the cache."""
+    """The model with its weights; ``forward`` also fills the cache.
 
-    def __init__(self, config: EngineConfig, experts: Experts | None = None) -> None:
+    ``experts`` makes the routed experts, which are drawn last; without it they are all resident.
+    """
+
+    def __init__(self, config: EngineConfig, experts: ExpertsFrom | None = None) -> None:
         self.config = config
         self.device = torch.device(config.device)
         seeded = Seeded(config.weights_seed, config)
         self.weights = decoder_weights(seeded, config)
-        self.experts: Experts = experts or ResidentExperts(seeded, config)
+        self.experts: Experts = experts(seeded) if experts else ResidentExperts(seeded, config)
         self._kv_heads = config.kv_heads
         frequencies = ROPE_BASE ** (-torch.arange(0, HEAD_DIM, 2, dtype=torch.float32) / HEAD_DIM)
         angles = torch.arange(config.max_model_len, dtype=torch.float32)[:, None] * frequencies
@@ -70,6 +77,8 @@ class Decoder:
             states = states + attended
             normed = _rms_norm(states)
             ids, weights = self.route(layer, normed)
+            if number == 0 and batch.planted:
+                ids[batch.planted, 0] = self.config.experts + PLANTED_BEYOND
             states = states + self.experts.apply(number, normed, ids, weights)
         rows = batch.logit_rows
         last = _rms_norm(states.index_select(0, rows))

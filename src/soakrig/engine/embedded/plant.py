@@ -15,7 +15,9 @@ from soakrig.errors import UsageError
 
 from .xid_line import KMSG
 
-PlantAction = Literal["exit", "sigkill", "hang", "empty_200", "answerless", "cut", "error_frame", "one_token"]
+PlantAction = Literal[
+    "exit", "sigkill", "hang", "empty_200", "answerless", "cut", "error_frame", "one_token", "bad_expert_id"
+]
 ACTIONS: tuple[PlantAction, ...] = get_args(PlantAction)
 CANARY_TOKENS = 16
 """Requests that ask for no more than this are no turns: they are how a client asks whether the engine lives."""

@@ -34,7 +34,7 @@ async def events_with_fault(service: Service, reply: Reply) -> AsyncIterator[Eve
             yield event
         return
     plant = service.plant.plant
-    if reply.planted in ("empty_200", "answerless", "one_token"):
+    if reply.planted in ("empty_200", "answerless", "one_token", "bad_expert_id"):
         _mark(plant, service)
         async for event in service.events(reply):
             yield _without_answer(event) if reply.planted == "answerless" else event

@@ -8,16 +8,25 @@ from typing import Any
 import numpy as np
 import torch
 
+from soakrig.engine.offload.core import ExpertStore
+from soakrig.engine.offload.plan import OffloadPlan
+
 from .config import EngineConfig
+from .experts import StoredExperts, draw_layers
 from .grammar import SchemaError
 from .kv_cache import BlockTable, KVCache
 from .model import Decoder, SequenceSpan, StepBatch
 from .sampling import Floats, log_softmax, token_logprobs
 from .scheduler import Scheduled, Scheduler
 from .sequence import Sequence
+from .weights import Seeded
 
 THREADED_TOKENS = 64
 """Steps of at least so many tokens are computed with all threads."""
+BAD_EXPERT_ID = "bad_expert_id"
+"""The code of a request that was routed to an expert which does not exist."""
+DECODE, PREFILL = 0, 1
+"""Marks of a step's rows, as the offload core takes them."""
 
 
 @dataclass(slots=True)
@@ -38,12 +47,18 @@ class StepResult:
 
 
 class Runner:
-    """The scheduler, the model and its cache, stepped by the worker's loop."""
+    """The scheduler, the model, its experts and its cache, stepped by the worker's loop.
 
-    def __init__(self, config: EngineConfig) -> None:
+    ``plan`` says which experts leave the device. Raises EngineStartError where they cannot be placed.
+    """
+
+    def __init__(self, config: EngineConfig, plan: OffloadPlan) -> None:
         self._config = config
-        self._model = Decoder(config)
+        # Everything goes through the store, also where nothing leaves the device: it checks every id.
+        self.store = ExpertStore(plan, torch.device(config.device), config.max_num_batched_tokens)
+        self._model = Decoder(config, self._fill)
         self._cache = KVCache(config)
+        self._bad_seen = False
         self.scheduler = Scheduler(config)
         self._threads = 0
 
@@ -55,10 +70,33 @@ class Runner:
             return result
         rows, batch = self._batch(step)
         self._set_threads(len(batch.ids))
+        self.store.begin_step(_marks(step))
         logits: Floats = self._model.forward(batch, self._cache).cpu().numpy()
-        for one, (start, stop) in zip(step, rows, strict=True):
-            self._settle(one, logits[start:stop], result)
+        bad = self.store.end_step().bad_tokens
+        self._bad_seen = self._bad_seen or bool(bad)
+        for one, span, (start, stop) in zip(step, batch.spans, rows, strict=True):
+            hit = sum(span.start <= row < span.end for row in bad)
+            if hit:
+                self._fail(one, hit, result)
+            else:
+                self._settle(one, logits[start:stop], result)
         return result
+
+    def offload_report(self) -> dict[str, Any] | None:
+        """The store's counters after the last step, ``{"step", "counters"}``; None while there is nothing to tell:
+        nothing is offloaded and no bad id was seen."""
+        if not self.store.plan.layers and not self._bad_seen:
+            return None
+        return {"step": self.store.steps, "counters": self.store.counters()}
+
+    def _fill(self, seeded: Seeded) -> StoredExperts:
+        store, config = self.store, self._config
+        # Straight from where they are drawn into the bank: a device may not have room for them, even for a moment.
+        leaving = {layer.layer for layer in store.plan.layers}
+        for layer, parameters in enumerate(draw_layers(seeded, config, leaving)):
+            store.add_layer(layer, parameters)
+        store.finish()
+        return StoredExperts(store)
 
     def _set_threads(self, tokens: int) -> None:
         """Small steps gain nothing from a second thread and wait long for it on a busy machine."""
@@ -76,6 +114,7 @@ class Runner:
         slots: list[np.ndarray[Any, Any]] = []
         spans: list[SequenceSpan] = []
         wanted: list[int] = []
+        planted: list[int] = []
         rows: list[tuple[int, int]] = []
         for one in step:
             sequence, start = one.sequence, len(ids)
@@ -86,6 +125,8 @@ class Runner:
             positions.append(place)
             slots.append(np.asarray(held, dtype=np.int64)[place // size] * size + place % size)
             spans.append(SequenceSpan(start, len(ids), first, BlockTable(held, device)))
+            if sequence.planted:
+                planted.append(start)
             before = len(wanted)
             if sequence.prompt_logprobs is not None and sequence.in_prompt:
                 wanted += range(start, len(ids))
@@ -98,6 +139,21 @@ class Runner:
             slots=torch.from_numpy(np.concatenate(slots)).to(device),
             spans=spans,
             logit_rows=torch.tensor(wanted, dtype=torch.int64, device=device),
+            planted=planted,
+        )
+
+    def _fail(self, one: Scheduled, rows: int, result: StepResult) -> None:
+        """End a request whose routing was broken. Its numbers of this step are wrong, so that nothing of it is settled
+        or published to the prefix cache; its blocks are freed."""
+        result.stats.computed += one.count
+        self.scheduler.finish(one.sequence)
+        result.events.append(
+            {
+                "id": one.sequence.id,
+                "error": f"{rows} of this request's {one.count} tokens in a step went to an expert id out of range "
+                f"(0 to {self._config.experts - 1} was expected); nothing was read for it, and the reply is void",
+                "code": BAD_EXPERT_ID,
+            }
         )
 
     def _settle(self, one: Scheduled, logits: Floats, result: StepResult) -> None:
@@ -145,3 +201,10 @@ class Runner:
         if sequence.computed >= sequence.prompt_tokens and sequence.prompt_rows:
             result.events.append({"id": sequence.id, "prompt_logprobs": sequence.prompt_rows})
             sequence.prompt_rows = []
+
+
+def _marks(step: list[Scheduled]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """One mark a row: a row is decode once its sequence is past its prompt."""
+    return np.concatenate(
+        [np.full(one.count, PREFILL if one.sequence.in_prompt else DECODE, dtype=np.uint8) for one in step]
+    )

@@ -37,6 +37,8 @@ class Sequence:
     digests: list[Digest] = field(default_factory=list[Digest])
     published: int = 0
     prompt_rows: list[Any] = field(default_factory=lambda: [None])
+    planted: bool = False
+    """A planted fault: in every step its first row is routed to an expert that does not exist."""
 
     @property
     def pending(self) -> int:
@@ -79,4 +81,5 @@ def from_request(message: dict[str, Any], serial: int, tokenizer: Tokenizer) -> 
         prompt_tokens=len(prompt),
         writer=writer,
         prompt_logprobs=message["prompt_logprobs"],
+        planted=message["planted"],
     )

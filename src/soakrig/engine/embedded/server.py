@@ -17,9 +17,11 @@ import psutil
 import uvicorn
 import uvloop
 
+from soakrig.engine.offload.plan import OffloadPlan
 from soakrig.errors import EngineStartError, PreflightRefusedError
 
 from .app import Routes
+from .config import LOG_FORMAT
 from .flags import Flags
 from .service import Service
 from .settings import Settings
@@ -91,12 +93,12 @@ def write_port_file(path: Path, port: int) -> None:
         raise EngineStartError(f"--port-file {path} cannot be written: {error.strerror}") from error
 
 
-async def serve(flags: Flags, settings: Settings) -> None:
+async def serve(flags: Flags, settings: Settings, plan: OffloadPlan) -> None:
     """Serve until SIGTERM or SIGINT. Raises PreflightRefusedError (port) or EngineStartError (model)."""
     log = logging.getLogger("soakrig.engine")
     listener = bind(flags.port)
     port = listener.getsockname()[1]
-    service = Service(flags.config, settings)
+    service = Service(flags.config, settings, plan)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -104,6 +106,8 @@ async def serve(flags: Flags, settings: Settings) -> None:
     try:
         if service.simulated:
             log.warning("SIMULATED: a fault is planted by SOAKRIG_PLANT; nothing that this engine does is evidence")
+        for warning in plan.warnings:
+            log.warning("%s", warning)
         if not await _ready_or_stopped(service, stopped):
             return
 
@@ -154,9 +158,9 @@ async def _say_death(service: Service, log: logging.Logger) -> None:
 
 
 def run(flags: Flags, settings: Settings) -> None:
-    """Serve on a fresh loop; blocks until the engine is stopped."""
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s [%(process)d] %(name)s: %(message)s"
-    )
+    """Serve on a fresh loop; blocks until the engine is stopped. Raises what ``serve`` raises, and UsageError for
+    settings that this model cannot have."""
+    plan = OffloadPlan.build(settings, flags.config.model_shape)
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=LOG_FORMAT)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(flags, settings))
+        runner.run(serve(flags, settings, plan))

@@ -10,12 +10,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import soakrig
+from soakrig.engine.offload.counters import History
+from soakrig.engine.offload.plan import OffloadPlan
 
 from .chat_template import ChatTemplate
 from .config import VOCABULARY, EngineConfig
 from .grammar import SchemaError, check
 from .link import DEAD, Event, WorkerDeadError, WorkerLink
 from .metrics import Metrics
+from .offload_metrics import OffloadMetrics
 from .plant import PlantAction, PlantClock
 from .reply_script import ReplySpec
 from .request_body import ChatRequest, CompletionRequest, Generation, Message, NamedTool, RequestError, Tool
@@ -51,11 +54,14 @@ class _Arrival:
 class Service:
     """The engine as the HTTP routes see it."""
 
-    def __init__(self, config: EngineConfig, settings: Settings) -> None:
+    def __init__(self, config: EngineConfig, settings: Settings, plan: OffloadPlan) -> None:
         self.config = config
         self.settings = settings
+        self.plan = plan
+        self.history = History(len(plan.model.layers))
         self.tokenizer = Tokenizer()
         self.metrics = Metrics(config.served_model_name)
+        self.metrics.add(OffloadMetrics(config.served_model_name, plan, self.history))
         self._template = ChatTemplate(self.tokenizer)
         self._loop = asyncio.get_running_loop()
         # One thread: prompts are made in order of arrival, and a long one does not stop the loop.
@@ -63,7 +69,7 @@ class Service:
         self._arrivals: dict[str, _Arrival] = {}
         plant = settings.plant
         self.plant = PlantClock(plant, holds=settings.hold(plant.when)) if plant else None
-        self.link = WorkerLink(config, self._on_report)
+        self.link = WorkerLink(config, plan, self._on_report)
 
     @property
     def simulated(self) -> bool:
@@ -199,6 +205,7 @@ class Service:
                 "logprobs": logprobs,
                 "prompt_logprobs": request.prompt_logprobs,
                 "stop": request.stop,
+                "planted": action == "bad_expert_id",
             }
         )
         return Reply(identity, prompt, max_tokens, queue, action)
@@ -230,6 +237,9 @@ class Service:
 
     def _on_report(self, message: dict[str, Any]) -> None:
         self.metrics.report(message)
+        offload = message["offload"]
+        if offload is not None and offload["step"] > self.history.step:  # an abort is reported without a step
+            self.history.add(offload["step"], offload["counters"])
         for event in message["events"]:
             arrival = self._arrivals.get(event["id"])
             if arrival is None:

@@ -59,10 +59,10 @@ class Seeded:
         self._device = torch.device(config.device)
         self._dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
 
-    def tensor(self, *shape: int, std: float, dtype: torch.dtype | None = None) -> Tensor:
-        """Zero mean, standard deviation ``std``."""
+    def tensor(self, *shape: int, std: float, dtype: torch.dtype | None = None, in_host: bool = False) -> Tensor:
+        """Zero mean, standard deviation ``std``; ``in_host``: it stays where it was drawn, off the device."""
         drawn = torch.rand(shape, generator=self._generator).sub_(0.5).mul_(std * math.sqrt(12.0))
-        return drawn.to(device=self._device, dtype=dtype or self._dtype)
+        return drawn.to(device="cpu" if in_host else self._device, dtype=dtype or self._dtype)
 
     def order(self, count: int) -> Tensor:
         """A permutation of ``count`` places."""

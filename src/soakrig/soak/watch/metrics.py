@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from soakrig.clock import Clock
 from soakrig.errors import WatcherError
+from soakrig.record.offload import COUNTERS, PATHS, STEPS, sample_name
 from soakrig.record.signal import Severity, Signal, SourceName, SourceState
 from soakrig.soak.watch.watcher import Sample, Seen
 
@@ -40,7 +41,10 @@ PROGRESS = ("generation_tokens", "prompt_tokens", "iteration_tokens_count")
 """Counters that move whenever the engine works on anything."""
 _LARGEST = frozenset({"kv_cache_usage"})
 _OURS = {family: name for name, families in FAMILIES.items() for family in families}
-_PREFIXES = tuple(sorted({family.partition(":")[0] + ":" for family in _OURS}))
+OFFLOAD = {f"soakrig:moe_{counter}_total": {path: sample_name(path, counter) for path in PATHS} for counter in COUNTERS}
+"""Family -> label ``path`` -> our name of the offload core's counters, summed over layers; the two paths stay apart."""
+_OURS["soakrig:moe_engine_steps_total"] = STEPS
+_PREFIXES = tuple(sorted({family.partition(":")[0] + ":" for family in (*_OURS, *OFFLOAD)}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +66,11 @@ def parse_page(text: str) -> Sample:
     Lines of other families are dropped before parsing (a vLLM page is some 100 kB, nearly all of it histogram
     buckets). Raises ValueError for a line of ours that is not in the exposition format.
     """
-    lines = [line for line in text.splitlines() if line.startswith(_PREFIXES) and _family(line) in _OURS]
+    lines = [line for line in text.splitlines() if line.startswith(_PREFIXES) and _known(_family(line))]
     found: Sample = {}
     for family in text_string_to_metric_families("\n".join(lines) + "\n"):
         for sample in family.samples:
-            name = _OURS.get(sample.name)
+            name = _OURS.get(sample.name) or OFFLOAD.get(sample.name, {}).get(sample.labels.get("path", ""))
             if name is None or not math.isfinite(sample.value):
                 continue
             if name in _LARGEST:
@@ -74,6 +78,10 @@ def parse_page(text: str) -> Sample:
             else:
                 found[name] = found.get(name, 0.0) + sample.value
     return found
+
+
+def _known(family: str) -> bool:
+    return family in _OURS or family in OFFLOAD
 
 
 def _family(line: str) -> str:
@@ -88,9 +96,10 @@ def default_client() -> httpx.Client:
 class MetricsWatcher:
     """Scrapes ``GET /metrics`` of the server at ``base_url`` (with or without ``/v1``).
 
-    Samples: the names of ``FAMILIES``. Signals: ``metrics_stalled`` (no answer in time) and ``metrics_lost``
-    (refused, or not a metrics page any more), both warnings, once an episode; ``corrupted_requests`` (the counter
-    rose: NaN in the logits) and ``engine_restarted`` (a token counter fell: another process answers now), faults.
+    Samples: the names of ``FAMILIES`` and ``OFFLOAD``; ``opening`` is the first, of ``open``. Signals:
+    ``metrics_stalled`` (no answer in time) and ``metrics_lost`` (refused, or not a metrics page any more), both
+    warnings, once an episode; ``corrupted_requests`` (the counter rose: NaN in the logits) and ``engine_restarted`` (a
+    token counter fell: another process answers now), faults.
     """
 
     source: SourceName = "metrics"
@@ -111,6 +120,7 @@ class MetricsWatcher:
         self._lock = threading.Lock()
         self._progress = Progress()
         self._last: Sample = {}
+        self.opening: Sample | None = None
         self._trouble: str | None = None
         self._missed = 0
 
@@ -131,6 +141,7 @@ class MetricsWatcher:
             self.close()
             raise WatcherError(text, remedy="the engine may need a flag to serve /metrics (llama.cpp: --metrics)")
         self._keep(sample)
+        self.opening = sample
         blind = [name for name in ("generation_tokens", "prompt_tokens") if name not in sample]
         detail = f"{self._url}: {', '.join(sorted(sample))}"
         if blind:

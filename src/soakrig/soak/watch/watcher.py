@@ -28,7 +28,8 @@ class Watcher(Protocol):
 
     ``open`` returns the first state; it raises ``WatcherError`` when the source cannot be read at all (the run goes on
     with the source absent). ``poll`` returns what is new. Any other exception is a crash: the source becomes absent,
-    the crash is its detail, and the run inconclusive.
+    the crash is its detail, and the run inconclusive. A watcher that reads figures while it opens may leave them in an
+    attribute ``opening``: the first sample, from before the load.
     """
 
     source: SourceName
@@ -64,7 +65,7 @@ class WatchGroup:
     def start(self) -> None:
         """Open every source (so that nothing after this call is missed), then start the threads."""
         for watcher in self.watchers:
-            if self._guard(watcher, lambda w=watcher: self.sink.state(w.open())):
+            if self._guard(watcher, lambda w=watcher: self._open(w)):
                 name = f"watch-{watcher.source}"
                 thread = threading.Thread(target=self._loop, args=(watcher,), name=name, daemon=True)
                 self._threads.append(thread)
@@ -81,6 +82,12 @@ class WatchGroup:
                 self.sink.state(
                     SourceState(name, "partial", f"the {name} watcher did not stop within {grace:g} s", untrusted=True)
                 )
+
+    def _open(self, watcher: Watcher) -> None:
+        self.sink.state(watcher.open())
+        opening: Sample | None = getattr(watcher, "opening", None)
+        if opening is not None:
+            self.sink.sample(watcher.source, opening)
 
     def _loop(self, watcher: Watcher) -> None:
         def one() -> None:

@@ -113,7 +113,7 @@ class LayerModel:
             ranges = self.ranges(set(missing), ids)
             counts["staged"] += sum(len(needed) for needed in ranges)
             counts["groups"] += len(ranges)
-            return {expert: ("staged", -1) for expert in missing}  # another place in each range
+            return dict.fromkeys(missing, ("staged", -1))  # another place in each range
         counts["staged"] += len(missing)
         counts["groups"] += -(-len(missing) // 64)
         return {expert: ("staged", number % 64) for number, expert in enumerate(sorted(missing))}

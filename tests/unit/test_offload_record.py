@@ -11,9 +11,9 @@ from rich.console import Console
 
 from builders import T0, alive, ended, judged, kernel_live, sent, turns
 from soakrig.engine.embedded.config import EngineConfig
-from soakrig.engine.embedded.offload_metrics import OffloadMetrics, window_report
 from soakrig.engine.embedded.settings import Settings
 from soakrig.engine.offload import counters as engine
+from soakrig.engine.offload.metrics import OffloadMetrics, window_report
 from soakrig.engine.offload.plan import OffloadPlan
 from soakrig.errors import UsageError
 from soakrig.record import offload as record
@@ -62,7 +62,7 @@ def moved(times: int, bad: int = 0) -> list[list[list[int]]]:
 def page(history: engine.History, plan: OffloadPlan = TWO_OF_THREE) -> dict[str, float]:
     """A sample of the metrics watcher, through the page's text."""
     registry = CollectorRegistry()
-    registry.register(OffloadMetrics("embedded", plan, history))
+    registry.register(OffloadMetrics("embedded", plan, history.whole))
     return parse_page(generate_latest(registry).decode())
 
 

@@ -61,7 +61,10 @@ def run(plan: OffloadPlan, steps: int) -> list[list[list[int]]]:
 @pytest.mark.parametrize(
     "shape",
     [
-        {"slots": 7}, {"slots": 40}, {"slots": 0, "arena": 50}, {"slots": 9, "staging": False},
+        {"slots": 7},
+        {"slots": 40},
+        {"slots": 0, "arena": 50},
+        {"slots": 9, "staging": False},
         {"slots": 5, "split": "rows"},
     ],
 )

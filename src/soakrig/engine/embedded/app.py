@@ -14,12 +14,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import soakrig
+from soakrig.engine.offload.metrics import window_report
 from soakrig.errors import UsageError
 
 from .answers import Answer, ChatAnswer, CompletionAnswer, Json, usage_object
 from .event_stream import ClientGoneError, CutAnswer, EventStream, unless_gone
 from .link import WorkerDeadError
-from .offload_metrics import window_report
 from .planted import ConnectionCutError, ErrorFrameError, events_with_fault
 from .request_body import ChatRequest, CompletionRequest, Generation, RequestError, TokenizeRequest, parse
 from .service import EngineDeadError, Reply, Service

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from soakrig.engine.offload.settings import OffloadSettings
 from soakrig.errors import UsageError
 
 from .xid_line import KMSG
@@ -106,6 +107,22 @@ class Plant(BaseModel):
 
     def report(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
+
+
+def hold(settings: OffloadSettings, wanted: Mapping[str, str]) -> bool:
+    """Whether every named setting has the value that the text stands for ("" for none). Raises UsageError.
+
+    A setting that was left to the engine holds by its default's name and by what it comes to here.
+    """
+    comes_to = {"VLLM_MOE_SLOT_POLICY": settings.policy, **({} if settings.offloads else {"CPU_OFFLOAD_GB": 0.0})}
+    same = True
+    for name, text in wanted.items():
+        try:
+            value = settings.variables[name].read(text) if text else None
+        except (ValueError, OSError) as error:
+            raise UsageError(f"SOAKRIG_PLANT: when: {name}={text!r} makes no sense: {error}") from error
+        same = same and value in (settings.values[name], comes_to.get(name, settings.values[name]))
+    return same
 
 
 class PlantClock:

@@ -11,6 +11,7 @@ from typing import Any
 
 import soakrig
 from soakrig.engine.offload.counters import History
+from soakrig.engine.offload.metrics import OffloadMetrics
 from soakrig.engine.offload.plan import OffloadPlan
 
 from .chat_template import ChatTemplate
@@ -18,7 +19,6 @@ from .config import VOCABULARY, EngineConfig
 from .grammar import SchemaError, check
 from .link import DEAD, Event, WorkerDeadError, WorkerLink
 from .metrics import Metrics
-from .offload_metrics import OffloadMetrics
 from .plant import PlantAction, PlantClock
 from .reply_script import ReplySpec
 from .request_body import ChatRequest, CompletionRequest, Generation, Message, NamedTool, RequestError, Tool
@@ -61,7 +61,7 @@ class Service:
         self.history = History(len(plan.model.layers))
         self.tokenizer = Tokenizer()
         self.metrics = Metrics(config.served_model_name)
-        self.metrics.add(OffloadMetrics(config.served_model_name, plan, self.history))
+        self.metrics.add(OffloadMetrics(config.served_model_name, plan, self.history.whole))
         self._template = ChatTemplate(self.tokenizer)
         self._loop = asyncio.get_running_loop()
         # One thread: prompts are made in order of arrival, and a long one does not stop the loop.

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from soakrig.engine.offload import settings as offload
-from soakrig.errors import UsageError
 
-from .plant import Plant
+from .plant import Plant, hold
 
 VARIABLES: Mapping[str, offload.Variable] = {
     **offload.VARIABLES,
@@ -37,19 +36,8 @@ class Settings(offload.OffloadSettings):
         return self.values["SOAKRIG_PLANT"]
 
     def hold(self, wanted: Mapping[str, str]) -> bool:
-        """Whether every named setting has the value that the text stands for ("" for none). Raises UsageError.
-
-        A setting that was left to the engine holds by its default's name and by what it comes to here.
-        """
-        comes_to = {"VLLM_MOE_SLOT_POLICY": self.policy, **({} if self.offloads else {"CPU_OFFLOAD_GB": 0.0})}
-        same = True
-        for name, text in wanted.items():
-            try:
-                value = VARIABLES[name].read(text) if text else None
-            except (ValueError, OSError) as error:
-                raise UsageError(f"SOAKRIG_PLANT: when: {name}={text!r} makes no sense: {error}") from error
-            same = same and value in (self.values[name], comes_to.get(name, self.values[name]))
-        return same
+        """Whether every named setting has the value that the text stands for. Raises UsageError."""
+        return hold(self, wanted)
 
     def report(self) -> dict[str, dict[str, Any]]:
         """For ``/soakrig/settings``: ``{NAME: {"value", "source", "obeyed"}}``."""

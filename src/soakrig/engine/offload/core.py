@@ -106,6 +106,12 @@ class ExpertStore:
         self._banks[bank.layer] = bank
         self._memories.append(bank.memory)
 
+    def add_foreign(self, layer: int) -> None:
+        """Leave a resident layer's experts with the host: its parts have rows (the ids, checked) and no tensors."""
+        if layer not in self._place or layer in self._planned:
+            raise EngineStartError(f"layer {layer} is none of those that the plan leaves on the device")
+        self._resident[layer] = {}
+
     def finish(self) -> None:
         """Pin the banks and allocate every buffer, before the host measures memory. Raises EngineStartError."""
         missing = [layer for layer in self._place if layer not in self._resident and layer not in self._banks]

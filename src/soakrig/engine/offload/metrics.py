@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from soakrig.engine.offload.counters import COUNTERS, PATHS, History, bytes_moved, report
-from soakrig.engine.offload.plan import OffloadPlan
 from soakrig.errors import UsageError
+
+from .counters import COUNTERS, PATHS, History, Window, bytes_moved, report
+from .plan import OffloadPlan
 
 RESIDENT = frozenset({"sentinels", "bad_ids"})
 """What a layer shows whose experts are all on the device: it has no cache, and its accesses would dilute the rates."""
@@ -18,20 +19,20 @@ QUERY = ("first_step", "last_step")
 
 
 class OffloadMetrics(Collector):
-    """``soakrig:moe_<counter>_total`` by layer and path, read from ``history`` at each scrape.
+    """``soakrig:moe_<counter>_total`` by layer and path; ``newest`` gives the whole life at each scrape.
 
     Nothing at all while no layer is offloaded and no step was reported.
     """
 
-    def __init__(self, model: str, plan: OffloadPlan, history: History) -> None:
+    def __init__(self, model: str, plan: OffloadPlan, newest: Callable[[], Window]) -> None:
         self._model = model
         self._numbers = [str(shape.layer) for shape in plan.model.layers]
         self._row_bytes = [plan.row_bytes.get(shape.layer) for shape in plan.model.layers]
-        self._history = history
+        self._newest = newest
         self._shown = bool(plan.layers)
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        window = self._history.whole()
+        window = self._newest()
         if not (self._shown or window.last_step):
             return
         steps = CounterMetricFamily("soakrig:moe_engine_steps", "Steps of the engine.", labels=("model_name",))

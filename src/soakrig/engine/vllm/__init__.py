@@ -1,0 +1,1 @@
+"""vLLM as the bundled engine: a tiny checkpoint for it."""

@@ -317,3 +317,20 @@ def test_what_only_the_worker_finds_out_is_an_error_at_start_too(
     words = capfd.readouterr().err
     assert words.startswith("error: ")
     assert "Traceback" not in words
+
+
+def test_a_plan_longer_than_an_argument_may_be_reaches_the_worker() -> None:
+    """Linux takes 128 KiB for one; a model of many layers with hot sets passes that."""
+    config = EngineConfig(layers=1, experts=2, top_k=1, hidden=64)
+    plan = OffloadPlan.build(Settings.from_environment({"VLLM_MOE_HOT_SLOTS": "1"}), config.model_shape)
+    plan = dataclasses.replace(plan, warnings=("x" * 200_000,))
+
+    async def start() -> int:
+        link = WorkerLink(config, plan, lambda _: None)
+        try:
+            await link.ready()
+            return link.memory["bank_bytes_asked"]
+        finally:
+            await link.stop()
+
+    assert asyncio.run(start()) == 2 * 3 * 64 * 64 * 4

@@ -282,6 +282,13 @@ def test_a_trace_tells_prefill_from_decode_and_holds_what_was_routed(tmp_path: P
     assert [counts[layer].tolist() for layer in (0, 1)] == layer_steps.sum(axis=0).tolist()
 
 
+def test_an_engine_that_served_nothing_leaves_an_older_profile_as_it_is(profile: str, tmp_path: Path) -> None:
+    place = tmp_path / "skew.json"
+    place.write_bytes(Path(profile).read_bytes())
+    runner(**ALL, VLLM_MOE_SKEW_PERLAYER=str(place)).store.close()
+    assert place.read_bytes() == Path(profile).read_bytes()
+
+
 def test_experts_that_leave_are_never_on_the_device() -> None:
     """Not even on their way: it may have no room for them. ``meta`` stands for a device that is not the host."""
     config = EngineConfig(**SMALL)

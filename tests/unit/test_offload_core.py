@@ -208,6 +208,13 @@ def test_small_cases_with_duplicates_and_every_kind_of_id(
         rig.step([ids])
 
 
+@pytest.mark.parametrize("top_k", [64, 65, 90])
+def test_a_token_may_have_more_choices_than_there_are_staging_rows(top_k: int) -> None:
+    rig = Rig.build([90], top_k, [4], "lru", hot=[[1, 2]])
+    for tokens in (1, 3):
+        rig.step([routing(random.Random(tokens), 90, top_k, tokens, 0.1)])
+
+
 def test_an_expert_routed_twice_is_fetched_once() -> None:
     rig = Rig.build([8], 2, [2], "lru")
     rig.step([[[3, 3], [3, 1], [1, 3]]])
@@ -223,6 +230,14 @@ def test_every_hit_is_pinned_before_a_victim_is_looked_for() -> None:
     rig.step([[[5, 0]]])
     slots = rig.store.offloaded[0].slots
     assert slots.pool.slot_key.tolist() == [0, 5]
+
+
+def test_lfru_counts_one_use_a_layer_step() -> None:
+    """At the miss the scores are 2/5, 2/3 and 1/2: were a second pair of a step a use too, expert 0 would stay."""
+    rig = Rig.build([8], 2, [3], "lfru")
+    for expert in (0, 0, 1, 1, 2, 3):
+        rig.step([[[expert, expert]]])
+    assert rig.store.offloaded[0].slots.pool.slot_key.tolist() == [3, 1, 2]
 
 
 def test_without_a_slot_left_rows_go_to_staging() -> None:

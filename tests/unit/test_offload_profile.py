@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,15 @@ def test_a_profile_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     good = HotProfile("m", None, 2, 1, {0: np.array([1, 2], dtype=np.int64)})
     write_profile(str(path), good)
     assert json.loads(path.read_text())["counts"] == {"0": [1, 2]}
+    link = tmp_path / "link.json"
+    link.symlink_to(path)
+    write_profile(str(link), replace(good, steps=7))
+    assert link.is_symlink()
+    assert json.loads(path.read_text())["steps"] == 7
+    link.unlink()
+    long = tmp_path / ("n" * 255)
+    write_profile(str(long), good)
+    long.unlink()
     (tmp_path / "folder").mkdir()
     with pytest.raises(OSError, match="folder"):
         write_profile(str(tmp_path / "folder"), good)

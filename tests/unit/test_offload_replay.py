@@ -96,3 +96,13 @@ def test_a_trace_of_other_layers_is_refused(tmp_path: Path) -> None:
     model = replace(own.model, layers=own.model.layers[:3])
     with pytest.raises(ValueError, match=r"the trace has layers \[0, 1, 2, 3\], the plan's model \[0, 1, 2\]"):
         replay(read_trace(str(tmp_path / "a.trace")), replace(own, model=model, layers=own.layers[:2]))
+
+
+def test_a_trace_of_other_experts_is_refused(tmp_path: Path) -> None:
+    own = plan("lru", 7, tmp_path / "a.trace")
+    run(own, 3)
+    shapes = tuple(replace(layer, experts=60) for layer in own.model.layers)
+    layers = tuple(replace(layer, experts=60, hot=()) for layer in own.layers)
+    for model in (replace(own.model, layers=shapes), replace(own.model, top_k=2)):
+        with pytest.raises(ValueError, match=r"has top 4 of 120 experts, the plan's model top (4 of 60|2 of 120)"):
+            replay(read_trace(str(tmp_path / "a.trace")), replace(own, model=model, layers=layers))

@@ -168,6 +168,13 @@ def test_a_file_that_cannot_be_written_later_is_refused_now(tmp_path: Path) -> N
         read(VLLM_MOE_ROUTING_TRACE=str(tmp_path / "out"))
 
 
+@pytest.mark.parametrize("target", ["link", "nowhere/file"])
+def test_a_link_to_nothing_is_no_file_to_write(tmp_path: Path, target: str) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / target)
+    with pytest.raises(UsageError, match="a file to write, in an existing folder"):
+        read(VLLM_MOE_ROUTING_TRACE=str(tmp_path / "link"))
+
+
 def test_a_misspelt_variable_is_refused_and_a_stranger_is_not() -> None:
     with pytest.raises(UsageError, match="VLLM_MOE_SLOTS_POLICY is no setting") as caught:
         read(VLLM_MOE_SLOTS_POLICY="lru")

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -53,14 +54,17 @@ class WorkerLink:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         self._socket = ours
-        with theirs:
+        # In a file: with hot sets a plan passes the 128 KiB that Linux takes for one argument (MAX_ARG_STRLEN).
+        with theirs, tempfile.TemporaryFile() as plan_file:
+            plan_file.write(orjson.dumps(plan.to_json()))
+            plan_file.seek(0)
             argv = [sys.executable, "-m", "soakrig.engine.embedded.worker", str(theirs.fileno()), str(os.getpid())]
             # Waiting OpenMP threads sleep: spinning ones take the CPU from the server and from the client under test.
             # Started from the main thread: PR_SET_PDEATHSIG follows the thread that made the child.
             self._process = subprocess.Popen(
-                [*argv, orjson.dumps(config.report()).decode(), orjson.dumps(plan.to_json()).decode()],
+                [*argv, orjson.dumps(config.report()).decode()],
                 pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
+                stdin=plan_file,
                 env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
             )
         self._loop.add_reader(ours.fileno(), self._on_readable)

@@ -136,8 +136,10 @@ class Worker:
 
 
 def main(argv: list[str]) -> int:
-    """``argv``: the socket's descriptor, the server's pid, the configuration and the offload plan as JSON."""
-    descriptor, parent, raw, plan = int(argv[0]), int(argv[1]), argv[2], argv[3]
+    """``argv``: the socket's descriptor, the server's pid, the configuration as JSON; the offload plan, as JSON, is on
+    standard input."""
+    descriptor, parent, raw = int(argv[0]), int(argv[1]), argv[2]
+    plan = sys.stdin.buffer.read()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         return 0

@@ -220,8 +220,10 @@ class ExpertStore:
 
     def flush(self) -> None:
         """Write the profile, and the trace's rows, to disk. A file that cannot be written ends no engine: it is said
-        once, in the log, and left."""
-        if self.plan.skew is not None:
+        once, in the log, and left.
+
+        Before the first step there is no profile, and one of an earlier run stays."""
+        if self.plan.skew is not None and self.steps:
             counts = {layer: one.skew.cpu().numpy() for layer, one in self.offloaded.items()}
             model, experts = self.plan.model.name, self.plan.layers[0].experts
             profile = HotProfile(model, self.plan.asked_gb, experts, self.steps, counts)
@@ -320,7 +322,9 @@ class ExpertStore:
         is taken back. On CUDA there is a kernel for each type of id and width of a step (16, 32, 64 pairs)."""
         top_k = self.plan.model.top_k
         cuda = self.device.type == "cuda"
-        shapes = [(tokens, top_k) for tokens in sorted({max(1, pairs // top_k) for pairs in (16, 32, 64)})]
+        # A token of more choices than that has large layer-steps only.
+        shapes = [(tokens, top_k) for tokens in sorted({pairs // top_k or 1 for pairs in (16, 32, STAGING_ROWS)})]
+        shapes = [shape for shape in shapes if shape[0] * top_k <= STAGING_ROWS]
         for one in self.offloaded.values():
             for shape in shapes if cuda else shapes[:1]:
                 for dtype in (torch.int32, torch.int64) if cuda else (torch.int64,):

@@ -55,9 +55,10 @@ def keys(content: type[BaseModel]) -> list[str]:
 
 
 def write_whole(path: str, data: bytes) -> None:
-    """Write beside, sync, rename: a reader sees the old file or the new one. Raises OSError."""
-    place = Path(path)
-    part = place.with_name(f".{place.name}.{os.getpid()}.part")
+    """Write beside, sync, rename: a reader sees the old file or the new one. A link stays one. Raises OSError."""
+    place = Path(path).resolve()
+    # Of a short name: one that a folder just takes has no room for more.
+    part = place.with_name(f".{place.name[:20]}.{os.getpid()}.part")
     try:
         with part.open("wb") as file:
             file.write(data)

@@ -22,11 +22,18 @@ def replay(trace: Trace, plan: OffloadPlan) -> Counters:
     The figures of layers that the plan leaves on the device are zero. Steps, order and paths are those of the engine
     that wrote the trace, so that a replay with that engine's own plan gives that engine's own counters.
 
-    Raises ValueError where the trace is of other layers than the plan's model.
+    Raises ValueError where the trace is of other layers, experts or choices a token than the plan's model.
     """
     numbers = [layer.layer for layer in plan.model.layers]
     if list(trace.header.layers) != numbers:
         raise ValueError(f"the trace has layers {list(trace.header.layers)}, the plan's model {numbers}")
+    # Ids of other experts would be taken for sentinels and bad ones.
+    most = max(layer.experts for layer in plan.model.layers)
+    if (trace.header.experts, trace.header.top_k) != (most, plan.model.top_k):
+        raise ValueError(
+            f"the trace has top {trace.header.top_k} of {trace.header.experts} experts, the plan's model top "
+            f"{plan.model.top_k} of {most}"
+        )
     device = torch.device("cpu")
     slots = plan.arena or sum(layer.slots for layer in plan.layers)
     counts = torch.zeros((len(numbers), 2, len(COUNTERS)), dtype=torch.int64)

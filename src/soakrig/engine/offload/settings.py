@@ -79,7 +79,8 @@ def _output_file(text: str) -> str:
     path = Path(text)
     folder = path.absolute().parent
     # A device is refused too: renaming a new file into its place would put it out of the system.
-    if not text or not folder.is_dir() or (path.exists() and not path.is_file()):
+    # So is a link that leads nowhere, or in a circle.
+    if not text or not folder.is_dir() or (os.path.lexists(path) and not path.is_file()):
         raise ValueError("the path of a file to write, in an existing folder, was expected")
     # Found out now: these files are written hours later, and what they hold is gone when they cannot be.
     if not os.access(folder, os.W_OK | os.X_OK) or (path.exists() and not os.access(path, os.W_OK)):

@@ -96,8 +96,8 @@ class TraceWriter:
     Only whole steps are written, up to about ``BUFFER_BYTES`` at a time: what a killed engine leaves ends in whole
     steps, unless it was killed within a write. ``flush`` writes what is waiting.
 
-    Raises UsageError for a header that no trace can have; OSError where the file cannot be written, and what was
-    written before stays readable.
+    Raises UsageError for a header that no trace can have; OSError, once, where the file cannot be written. Then the
+    trace ends with what was written before: steps behind a gap would read as a whole trace of other traffic.
     """
 
     def __init__(self, path: str, header: TraceHeader) -> None:
@@ -107,6 +107,7 @@ class TraceWriter:
         self._waiting_bytes = 0
         self._file = io.FileIO(path, "w")
         self._end = 0
+        self._ended = False
         self._write(start)
 
     def append(self, marks: NDArray[Any], ids: NDArray[Any]) -> None:
@@ -131,6 +132,8 @@ class TraceWriter:
         rows[:, 0] = marks
         rows[0, 1] = 1
         rows[:, 2:] = ids.reshape(len(marks), -1)
+        if self._ended:
+            return
         self._waiting.append(rows.tobytes())
         self._waiting_bytes += rows.nbytes
         if self._waiting_bytes >= BUFFER_BYTES:
@@ -158,6 +161,7 @@ class TraceWriter:
             while view:
                 view = view[self._file.write(view) :]
         except OSError:
+            self._ended = True
             # A part of a row in the middle would shift everything behind it.
             self._file.truncate(self._end)
             self._file.seek(self._end)

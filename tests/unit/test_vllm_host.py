@@ -98,6 +98,15 @@ def test_staging_off_reads_the_bank_and_has_no_slots() -> None:
     assert one.modules[0].w13_weight.data.data_ptr() == one.store.offloaded[0].bank.host["w13_weight"].data_ptr()
 
 
+def test_a_buffer_that_moved_since_the_model_was_loaded_stops_the_first_step() -> None:
+    one = finished(loaded(host(VLLM_MOE_HOT_SLOTS="2"), StubMoE(0)))
+    assert one.store is not None
+    pool = one.store.offloaded[0].slots.pool
+    pool.last = pool.last.clone()
+    with pytest.raises(EngineStartError, match="moved after graph capture, slots.0.last"):
+        one.begin_step(1, list)
+
+
 @pytest.mark.parametrize("what", ["tp_size", "dp_size", "ep_size"])
 def test_more_than_one_card_is_refused(what: str) -> None:
     with pytest.raises(EngineStartError, match="parallelism of 2 and offloaded experts: this plug-in serves one card"):

@@ -45,6 +45,7 @@ class Host:
         self.settings = settings
         self.store: ExpertStore | None = None
         self.history = History(0)
+        self._addresses: dict[str, int] = {}
         self.modules: dict[int, Any] = {}
         self.bad: list[str] = []
         """Requests to fail that no model output has carried yet."""
@@ -166,6 +167,7 @@ class Host:
                 store.add_foreign(number)
         store.finish()
         self.store = store
+        self._addresses = store.addresses()
         for number, layer in store.offloaded.items():
             self.tensors[number].point_at(layer.arena.tensors if plan.staging else layer.bank.in_place(device))
 
@@ -189,6 +191,7 @@ class Host:
         assert self.store is not None
         if not self._serving:
             self._serving = True
+            self.store.check_addresses(self._addresses)  # graphs were captured in between
             self.store.restart()
             self.history = History(len(self.store.plan.model.layers))
         self.store.begin_step(np.zeros(tokens, dtype=np.uint8))

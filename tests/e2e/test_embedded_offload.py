@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -334,3 +335,25 @@ def test_a_plan_longer_than_an_argument_may_be_reaches_the_worker() -> None:
             await link.stop()
 
     assert asyncio.run(start()) == 2 * 3 * 64 * 64 * 4
+
+
+def test_a_terminated_worker_writes_profile_and_trace_before_it_goes(tmp_path: Path) -> None:
+    """As a service manager ends a whole group of processes, in the middle of a request."""
+    skew, trace = tmp_path / "skew.json", tmp_path / "a.trace"
+    paths = {"VLLM_MOE_SKEW_PERLAYER": str(skew), "VLLM_MOE_ROUTING_TRACE": str(trace)}
+    with running(tmp_path, VLLM_MOE_HOT_SLOTS="8", **paths) as engine:
+        worker = engine.client.get("/soakrig/settings").json()["worker_pid"]
+        asking = threading.Thread(target=lambda: completion_or_nothing(engine), daemon=True)
+        asking.start()
+        until(lambda: offload(engine)["last_step"] >= 20, "twenty steps")
+        os.kill(worker, signal.SIGTERM)
+        until(lambda: engine.client.get("/health").status_code == 503, "the worker's end")
+        assert "SIGTERM" in engine.client.get("/health").text
+        asking.join(10)
+    assert read_profile(str(skew)).steps >= 20
+    assert len(list(read_trace(str(trace)).steps())) == read_profile(str(skew)).steps
+
+
+def completion_or_nothing(engine: Engine) -> None:
+    with contextlib.suppress(KeyError):
+        completion(engine, tokens=3000)

@@ -147,6 +147,8 @@ class Rig:
     def check_counters(self) -> None:
         counters = self.store.counters()
         for model in self.models:
+            skew = self.store.offloaded[model.layer].skew
+            assert {expert: count for expert, count in enumerate(skew.tolist()) if count} == dict(model.skew)
             for number, path in enumerate(PATHS):
                 counted = dict(zip(COUNTERS, counters[model.layer][number], strict=True))
                 assert counted == {name: model.counts[path][name] for name in COUNTERS}, path
@@ -267,6 +269,24 @@ def test_int32_ids_are_taken_and_given_back_as_int32() -> None:
             assert {part.rows.dtype for part in rig.store.parts(layer, ids)} == {torch.int32}
 
 
+def test_a_resident_layer_skips_what_names_no_expert() -> None:
+    """-1 and 9 are sentinels, 10 and -2 bad: none of them may be used as an index."""
+    store = Rig.build([9], 2, [3], "lru", resident=1).store
+    ids = torch.tensor([[0, 9], [-1, 8], [10, 1], [9, -2]])
+    for tokens in (4, 33):
+        several = ids.repeat(9, 1)[:tokens]
+        store.begin_step(np.zeros(tokens, dtype=np.uint8))
+        (part,) = store.parts(0, several)
+        assert torch.equal(part.rows, torch.where((several >= 0) & (several < 9), several, -1))
+        assert store.end_step().bad_tokens == [row for row in range(tokens) if row % 4 > 1]
+    store.begin_step(np.zeros(1, dtype=np.uint8))
+    (part,) = store.parts(0, torch.tensor([[9, 9]]))
+    assert part.rows.tolist() == [[-1, -1]]
+    small, large = (dict(zip(COUNTERS, path, strict=True)) for path in store.counters()[0])
+    assert [small[name] for name in ("steps", "accesses", "sentinels", "bad_ids")] == [1, 3, 5, 2]
+    assert [large[name] for name in ("steps", "accesses", "sentinels", "bad_ids")] == [1, 25, 25, 16]
+
+
 def test_buffers_stay_where_they_are_and_a_moved_one_is_named() -> None:
     rig = Rig.build([9], 4, [3], "lru", resident=1)
     before = rig.store.addresses()
@@ -302,6 +322,18 @@ def test_a_stranger_in_the_fetch_list_is_refused_by_the_gather_itself() -> None:
     staging.gather(src.numpy(), dst.numpy())
     assert rig.store.refused == 6 * 2, "each of the two parameters refuses the same six"
     assert (arena.tensors["weight"] == -7.0).all()
+
+
+def test_copies_of_neighbours_bring_each_expert_its_own_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way of large layer-steps on CUDA, runs of neighbours as one copy each, taken by CPU tensors here."""
+    rig = Rig.build([30], 2, [2], "lru")
+    staging, arena = rig.store.offloaded[0].staging, rig.store.offloaded[0].arena
+    monkeypatch.setattr(staging, "_cuda", True)
+    experts = [0, 1, 2, 4, 6, 7, 11, 29]
+    staging.copy(experts, arena.staging_row)
+    for name, wanted in parameters(0, 30).items():
+        rows = arena.tensors[name][arena.staging_row : arena.staging_row + len(experts)]
+        assert torch.equal(rows, wanted[experts])
 
 
 def test_memory_is_asked_for_in_exact_sizes() -> None:

@@ -21,14 +21,15 @@ POLICIES: tuple[PolicyName, ...] = ("static", "lru", "lfru", "clock")
 
 
 def plan(
-    policy: PolicyName, slots: int, path: Path, *, arena: int = 0, staging: bool = True, split: SplitName = "experts"
-) -> OffloadPlan:
+    policy: PolicyName, slots: int, path: Path, *, arena: int = 0, staging: bool = True, groups: bool = True,
+    split: SplitName = "experts",
+) -> OffloadPlan:  # fmt: skip
     """Layer 0 stays on the device; the others start with a few hot experts."""
     shapes = tuple(LayerShape(layer, EXPERTS, 4) for layer in range(LAYERS))
     hot = tuple(range(slots // 3 or arena // 9))
     layers = tuple(LayerPlan(shape.layer, EXPERTS, 4, 0 if arena else slots, policy, hot) for shape in shapes[1:])
     return OffloadPlan(
-        model=ModelShape("model", shapes, TOP_K), layers=layers, arena=arena, staging=staging, groups=True,
+        model=ModelShape("model", shapes, TOP_K), layers=layers, arena=arena, staging=staging, groups=groups,
         staging_rows=64, asked_gb=None, trace=str(path), skew=None, warnings=(),
         split=split,
     )  # fmt: skip
@@ -66,6 +67,8 @@ def run(plan: OffloadPlan, steps: int) -> list[list[list[int]]]:
         {"slots": 0, "arena": 50},
         {"slots": 9, "staging": False},
         {"slots": 5, "split": "rows"},
+        {"slots": 7, "groups": False},
+        {"slots": EXPERTS},
     ],
 )
 def test_a_replay_predicts_the_engines_own_counters_exactly(

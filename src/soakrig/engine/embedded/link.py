@@ -24,6 +24,8 @@ STOP_SECONDS = 1.0
 WRITE_SECONDS = 10.0
 """How long a worker has that writes a profile or a trace to its disk before it ends."""
 KILL_SECONDS = 1.0
+BURY_SECONDS = 10.0
+"""How long a worker that closed its socket may take to be gone."""
 
 Event = dict[str, Any]
 DEAD: Event = {"dead": True}
@@ -185,11 +187,16 @@ class WorkerLink:
         self._unsent.clear()
         self._socket.close()
         try:
-            status = self._process.wait(timeout=KILL_SECONDS)
+            # A Python that ends by itself takes a while on a busy machine, after its sockets are closed.
+            status = self._process.wait(timeout=BURY_SECONDS)
+            self.how_ended = _how(status, self._process.pid)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            status = self._process.wait()
-        self.how_ended = _how(status, self._process.pid)
+            self._process.wait()
+            self.how_ended = (
+                f"the worker (pid {self._process.pid}) closed its socket, did not end within {BURY_SECONDS:g} s, and "
+                "was killed by this server"
+            )
         self._dead.set()
         if not self._ready.done():
             self._ready.set_exception(WorkerDeadError(self.how_ended))

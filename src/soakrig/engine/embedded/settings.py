@@ -22,6 +22,9 @@ class Settings(offload.OffloadSettings):
     """The effective values by name, and the texts that the environment set."""
 
     variables: ClassVar[Mapping[str, offload.Variable]] = VARIABLES
+    foreign: ClassVar[Mapping[str, str]] = {
+        offload.SPLIT: "this engine sums over a token's experts itself and gives the same bits however they are cut"
+    }
     prefixes: ClassVar[tuple[str, ...]] = (*offload.PREFIXES, "SOAKRIG_PLANT")
 
     def check(self) -> None:

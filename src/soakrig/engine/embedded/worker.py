@@ -36,6 +36,10 @@ NO_DEVICE_STATUS = 3
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
+class _TerminatedError(BaseException):
+    """SIGTERM came."""
+
+
 class Worker:
     """The loop over one socket and one runner."""
 
@@ -145,6 +149,8 @@ def main(argv: list[str]) -> int:
         return 0
     # A Ctrl-C in a terminal goes to the whole group; the server decides what it means for the worker.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A service manager ends all processes of a group: profile and trace are written before this one goes.
+    signal.signal(signal.SIGTERM, _terminated)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=LOG_FORMAT)
     config = EngineConfig(**orjson.loads(raw))
     if config.device == "cuda" and not torch.cuda.is_available():
@@ -160,7 +166,15 @@ def main(argv: list[str]) -> int:
         worker.run()
     except BrokenPipeError:
         return 0
+    except _TerminatedError:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
     return 0
+
+
+def _terminated(number: int, frame: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise _TerminatedError
 
 
 if __name__ == "__main__":

@@ -22,10 +22,11 @@ from .counters import (
     UNIQUE_HITS,
 )
 from .jit import compiled
+from .plan import STAGING_ROWS
 from .policy import NONE, victim
 
-FETCHES = 64
-"""Length of a fetch list: rows of the staging buffer, and the most pairs of a small layer-step."""
+FETCHES = STAGING_ROWS
+"""Length of a fetch list: a small layer-step has at most so many pairs."""
 
 
 @compiled

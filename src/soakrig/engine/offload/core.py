@@ -98,10 +98,11 @@ class ExpertStore:
         Raises EngineStartError where it does not fit the plan.
         """
         planned = self._planned.get(bank.layer)
-        if planned is None or planned.experts != bank.experts or planned.row_bytes != bank.row_bytes:
+        twice = bank.layer in self._banks
+        if twice or planned is None or planned.experts != bank.experts or planned.row_bytes != bank.row_bytes:
             raise EngineStartError(
                 f"the bank of layer {bank.layer} has {bank.experts} experts of {bank.row_bytes} bytes; the plan has "
-                f"{planned}"
+                f"{planned}{', and there is a bank already' if twice else ''}"
             )
         self._banks[bank.layer] = bank
         self._memories.append(bank.memory)

@@ -10,10 +10,7 @@ from .counters import COUNTERS, IN_PLACE, Counters
 from .plan import STAGING_ROWS, OffloadPlan
 from .prefill import check_ids, groups_of, look_up
 from .slots import StepBuffers, Tally, layer_slots
-from .trace import BAD_ID, Trace
-
-_BAD = -(2**31)
-"""An id out of range for every layer, where the trace says that there was one."""
+from .trace import Trace
 
 
 def replay(trace: Trace, plan: OffloadPlan) -> Counters:
@@ -46,8 +43,7 @@ def replay(trace: Trace, plan: OffloadPlan) -> Counters:
     ]
     books = layer_slots(plan.layers, plan.arena, slots if plan.staging else -1, StepBuffers(device), tallies)
     for _, step in trace.steps():
-        ids = torch.from_numpy(step.astype("int64"))
-        ids[ids == BAD_ID] = _BAD
+        ids = torch.from_numpy(step.astype("int64"))  # a bad id is -2 there, which is bad here as well
         for place, book, tally in zip(places, books, tallies, strict=True):
             of_layer = ids[:, place].contiguous()
             if of_layer.numel() <= STAGING_ROWS:

@@ -49,7 +49,7 @@ def _switch(text: str) -> int:
 
 def _gib(text: str) -> float:
     try:
-        value = float(text)
+        value = float(text) if text.isascii() and "_" not in text and text == text.strip() else -1.0
     except ValueError:
         value = -1.0
     if not 0.0 <= value < float("inf"):
@@ -127,6 +127,8 @@ class OffloadSettings:
     """What the environment said, by name; only for what it set."""
 
     variables: ClassVar[Mapping[str, Variable]] = VARIABLES
+    foreign: ClassVar[Mapping[str, str]] = {}
+    """Variables that another host obeys and this one cannot: name -> why. Set here, they are refused."""
     prefixes: ClassVar[tuple[str, ...]] = PREFIXES
 
     @classmethod
@@ -138,6 +140,8 @@ class OffloadSettings:
         """
         environment = os.environ if environment is None else environment
         for name in environment:
+            if name in cls.foreign:
+                raise UsageError(f"{name} is not obeyed here: {cls.foreign[name]}", remedy=f"unset {name}")
             if name not in cls.variables and name.startswith(cls.prefixes):
                 near = difflib.get_close_matches(name, cls.variables, n=1, cutoff=NEAR)
                 if near:
@@ -185,6 +189,13 @@ class OffloadSettings:
                         "no layer's experts leave the device, so nothing would obey it",
                         f"give CPU_OFFLOAD_GB the GiB of experts to offload, or unset {name}",
                     )
+        if self.values["VLLM_MOE_SLOT_POLICY"] != AUTO and not self.slots_asked:
+            raise self._contradiction(
+                "VLLM_MOE_SLOT_POLICY",
+                "VLLM_MOE_HOT_SLOTS",
+                "there is no slot for a policy to decide about",
+                "give VLLM_MOE_HOT_SLOTS, or unset VLLM_MOE_SLOT_POLICY",
+            )
         if self.hot_profile is not None and not self.slots_asked:
             raise self._contradiction(
                 "VLLM_MOE_HOT_PROFILE",

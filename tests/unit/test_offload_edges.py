@@ -168,7 +168,10 @@ def test_lfru_tells_rates_apart_that_differ_in_the_fourth_digit() -> None:
 
 def test_a_broken_cache_of_compiled_code_costs_no_start(tmp_path: Path) -> None:
     """As a power loss leaves it: the index files are there and empty."""
-    code = "from soakrig.engine.offload import optimum; import numpy as n; print(optimum.fewest_misses([n.arange(2)], 4, 1))"
+    code = (
+        "import numpy; from soakrig.engine.offload.optimum import fewest_misses; "
+        "print(fewest_misses([numpy.arange(2)], 4, 1))"
+    )
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
 
     def run() -> subprocess.CompletedProcess[str]:

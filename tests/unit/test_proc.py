@@ -188,6 +188,14 @@ def test_a_dead_leader_with_living_threads_is_a_fault(
     assert kinds(watcher, clock, 8) == ["zombie", "sigkill_pending"]
 
 
+def test_a_leader_that_dies_before_its_threads_is_nothing_for_a_moment(
+    tmp_path: Path, watcher: ProcessWatcher, clock: FakeClock
+) -> None:
+    write(tmp_path, os.getpid(), state="Z")
+    write(tmp_path, os.getpid(), 9001, state="R")
+    assert kinds(watcher, clock, 4) == []
+
+
 def test_a_zombie_is_an_exit_and_its_status_is_read(tmp_path: Path, watcher: ProcessWatcher) -> None:
     write(tmp_path, os.getpid(), state="Z", exit_code=9)
     (signal,) = watcher.poll().signals

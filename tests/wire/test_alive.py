@@ -177,3 +177,49 @@ def test_a_dead_engine_is_asked_once_and_not_by_every_conversation(tmp_path: Pat
 def test_health_404_is_not_death(tmp_path: Path) -> None:
     result, _ = soak(loopback.good, spec(tmp_path, turns=3))
     assert result.verdict == "pass"
+
+
+def test_a_round_trip_that_fails_is_asked_in_place_of_health_and_a_canary_decides(tmp_path: Path) -> None:
+    answered = 0
+    asked: list[str] = []
+
+    async def frozen_later(x: loopback.Exchange) -> None:
+        nonlocal answered
+        if is_canary(x):
+            await loopback.headers_then_silence(x)
+            return
+        answered += 1
+        await loopback.good(x)
+
+    async def route(x: loopback.Exchange) -> bool:
+        asked.append(x.path)
+        if x.path == "/soakrig/ping":
+            alive = answered < 3
+            await x.json({"alive": alive, "seconds": 0.01}, "200 OK" if alive else "503 Service Unavailable")
+            return True
+        if x.path == "/health":
+            await x.json({})  # a flag: green for ever
+            return True
+        return await loopback.models(x)
+
+    result, _ = soak(frozen_later, spec(tmp_path, turns=10, stall=0.6), route=route)
+    assert result.engine.alive is False
+    assert result.outcomes == {"ok": 2, "post_mortem": 1}, "no round trip, no life after a turn"
+    assert asked.count("/soakrig/ping") == 4, "once before the load, once a turn"
+    assert asked.count("/health") <= 2, "before the load, and for the record at the end"
+
+
+@pytest.mark.parametrize("status", ["503 Service Unavailable", "404 Not Found"])
+def test_a_round_trip_that_failed_before_the_load_is_not_asked_again(tmp_path: Path, status: str) -> None:
+    asked = 0
+
+    async def route(x: loopback.Exchange) -> bool:
+        nonlocal asked
+        if x.path == "/soakrig/ping":
+            asked += 1
+            await x.json({"alive": False}, status)
+            return True
+        return await loopback.models(x)
+
+    result, _ = soak(loopback.good, spec(tmp_path, turns=3), route=route)
+    assert (result.verdict, asked) == ("pass", 1)

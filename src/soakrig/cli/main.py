@@ -11,7 +11,7 @@ import typer
 
 import soakrig
 from soakrig.cli import bisect as bisect_verb
-from soakrig.cli import doctor, report, repro, run, watch
+from soakrig.cli import doctor, engine, report, repro, run, watch
 from soakrig.cli.output import emit_json, forget_stdout, open_closed_streams
 from soakrig.errors import SoakrigError
 from soakrig.reports.terminal import LastingConsole
@@ -53,6 +53,7 @@ app.command("report")(report.report)
 app.command("doctor")(doctor.doctor)
 app.command("bisect", context_settings={"ignore_unknown_options": True})(bisect_verb.bisect)
 app.add_typer(repro.app, name="repro")
+app.add_typer(engine.app, name="engine")
 
 
 def soak(argv: Sequence[str] | None = None) -> NoReturn:

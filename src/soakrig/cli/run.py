@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import sys
@@ -12,14 +13,17 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 import typer
+from rich.console import Console
 
 from soakrig.cli.duration import parse_duration
 from soakrig.cli.output import emit_json
+from soakrig.cli.starting import Starting
 from soakrig.clock import RealClock
-from soakrig.engine.bundled import check_engine, launch_embedded, parse_settings
+from soakrig.engine.bundled import BUNDLED, EMBEDDED, Order, launch_bundled
+from soakrig.engine.environment import parse_settings
 from soakrig.engine.launcher import EngineProcess
 from soakrig.engine.ports import refuse_if_taken, stranger
-from soakrig.errors import StoreError, UsageError
+from soakrig.errors import SoakrigError, StoreError, UsageError
 from soakrig.record.gates import FIGURES, parse_gate
 from soakrig.record.manifest import Plan
 from soakrig.record.redaction import redact_flags, redact_settings
@@ -51,7 +55,8 @@ def run(
     ] = "agent-loop",
     engine: Annotated[
         str | None,
-        typer.Option(help="Bundled engine to start and stop (default: embedded).", rich_help_panel=ENGINE),
+        typer.Option(help=f"Bundled engine to start and stop: {', '.join(BUNDLED)} (default: {EMBEDDED}).",
+                     rich_help_panel=ENGINE),
     ] = None,
     url: Annotated[
         str | None,
@@ -64,7 +69,8 @@ def run(
         Path | None, typer.Option(help="Log of the attached server, so that it is watched.", rich_help_panel=ENGINE)
     ] = None,
     model: Annotated[
-        str, typer.Option(help="Model name to ask for (default: the first one served).", rich_help_panel=ENGINE)
+        str, typer.Option(help="With --engine vllm: the checkpoint's folder. With --url: the name to ask for (default: "
+                          "the first one served).", rich_help_panel=ENGINE),
     ] = "",
     api_key_env: Annotated[
         str, typer.Option(help="Environment variable that holds the server's API key.", rich_help_panel=ENGINE)
@@ -72,6 +78,10 @@ def run(
     port: Annotated[
         int, typer.Option(help="Port of the started engine; 0 takes a free one.", rich_help_panel=ENGINE)
     ] = 0,
+    start_timeout: Annotated[
+        float | None, typer.Option(help="Most seconds until the started engine answers (default: 120; vllm 1800).",
+                                   rich_help_panel=ENGINE),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="Environment variable of the started engine.",
@@ -150,6 +160,8 @@ def run(
     Examples:
       soak run                              60 turns on the embedded engine
       soak run --turns 600 --gate 'ttft_p99 < 20s'
+      soak run --engine tiny-moe            vLLM with a tiny model made on the spot
+      soak run --engine vllm --model ~/models/Qwen3-30B-A3B --arg=--max-model-len=32768
       soak run --url http://127.0.0.1:8000 --pid 4242 --for 8h
       soak run --set VLLM_MOE_DMA_STAGING=0 --arg=--max-num-seqs=1
       soak run --transcript runs/latest     send a run again, byte for byte
@@ -161,9 +173,18 @@ def run(
     settings = parse_settings(set_ or [])
     KernelLogWatcher(kernel_log, RealClock())  # refuses an impossible choice before anything is started
     if url is not None:
-        _refuse("with --url, the server is already running", engine=engine, set=set_, arg=arg, port=port)
+        _refuse(
+            "with --url, the server is already running",
+            engine=engine,
+            set=set_,
+            arg=arg,
+            port=port,
+            start_timeout=start_timeout,
+        )
+        order = None
     else:
         _refuse("without --url", pid=pid, engine_log=engine_log, api_key_env=api_key_env)
+        order = Order(engine or EMBEDDED, settings, arg or [], model, port, start_timeout)
     if transcript is not None:
         usual = LoadOptions()
         _refuse(
@@ -188,8 +209,8 @@ def run(
             raise UsageError(f"{name} {count}: expected a number from {least} up, below 2^31")
     tool_definitions(tools)  # refuses an impossible number
     for name, value in (("--stall-timeout", stall_timeout), ("--first-byte-timeout", first_byte_timeout),
-                        ("--result-scale", result_scale)):  # fmt: skip
-        if not 0 < value < 1e9:
+                        ("--result-scale", result_scale), ("--start-timeout", start_timeout)):  # fmt: skip
+        if value is not None and not 0 < value < 1e9:
             raise UsageError(f"{name} {value:g}: expected a number above 0")
     if not 0 <= temperature <= 5:
         raise UsageError(f"--temperature {temperature:g}: expected 0 to 5")
@@ -220,19 +241,18 @@ def run(
         on_fault=cast(Literal["stop", "continue"], _one_of("--on-fault", on_fault, ("stop", "continue"))),
         keep_text=transcript is None or keep_text,
         transcript=facts,
-        settings={"set": redact_settings(settings), "args": redact_flags(arg or [])} if url is None else {},
-        launched=None if url is not None else "embedded",
+        settings=_recorded(order) if order is not None else {},
+        launched=order.launched if order is not None else None,
         runs_dir=runs_dir,
         run_id=new_run_id(name),
     )
     notes = report_console(stderr=True)
     view = LiveView(notes)
     with ExitStack() as stack:
-        if url is not None:
-            target = _attached(url, pid, engine_log, model, api_key_env)
+        if order is not None:
+            target = _launched(stack, spec, order, notes)
         else:
-            check_engine(engine or "embedded")
-            target = _launched(stack, spec, settings, arg or [], port, model)
+            target = _attached(url or "", pid, engine_log, model, api_key_env)
         soaking = SoakRun(spec, target, RealClock(), view, deaf_afterwards=True)
         with view:
             result = _drive(soaking)
@@ -297,10 +317,16 @@ def _attached(url: str, pid: int | None, engine_log: Path | None, model: str, ap
     )
 
 
-def _launched(
-    stack: ExitStack, spec: RunSpec, settings: dict[str, str], flags: Sequence[str], port: int, model: str
-) -> Target:
-    refuse_if_taken(port)
+def _recorded(order: Order) -> dict[str, Any]:
+    """What the record keeps of an order: names and values, secrets hidden."""
+    kept: dict[str, Any] = {"set": redact_settings(order.settings), "args": redact_flags(order.flags)}
+    if order.name != EMBEDDED:
+        kept |= {"bundled": order.name, "model": order.model}
+    return kept
+
+
+def _launched(stack: ExitStack, spec: RunSpec, order: Order, notes: Console) -> Target:
+    refuse_if_taken(order.port)
     folder = spec.runs_dir / spec.run_id
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -309,11 +335,16 @@ def _launched(
             f"cannot make {folder}: {error.strerror or error}", remedy="Give another --runs-dir."
         ) from error
     unused = stack.enter_context(ExitStack())
-    engine: EngineProcess = stack.enter_context(launch_embedded(settings, flags, folder, port=port))
+    try:
+        with Starting(notes) as starting:
+            engine: EngineProcess = stack.enter_context(launch_bundled(order, folder, starting.note, starting.progress))
+    except SoakrigError:
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # refused before anything was started: there is no log to keep
+        raise
     unused.callback(_drop_unused, folder)  # runs after the engine has stopped; its log stays where it did not start
     return Target(
         engine.base_url,
-        model,
         pid=engine.pid,
         engine_log=engine.log_path,
         exit_status=engine.exit_status,

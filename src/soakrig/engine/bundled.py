@@ -3,39 +3,53 @@
 from __future__ import annotations
 
 import difflib
-import os
-import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
+from soakrig.engine.environment import engine_environment
 from soakrig.engine.launcher import EngineProcess, launch
 from soakrig.engine.ports import refuse_if_taken
+from soakrig.engine.vllm.launch import START_S, launch_vllm
+from soakrig.engine.vllm.served_model import read_model
+from soakrig.engine.vllm.tiny_cache import tiny_model
 from soakrig.errors import EngineStartError, UsageError
 
-BUNDLED = ("embedded",)
-PASSED_ON = re.compile(
-    r"^(PATH|HOME|USER|LANG|LANGUAGE|LC_.*|TZ|TMPDIR|LD_LIBRARY_PATH|VIRTUAL_ENV|PYTHONPATH|XDG_CACHE_HOME|"
-    r"CUDA_.*|NVIDIA_.*|NCCL_.*|PYTORCH_.*|TORCH_.*|TORCHINDUCTOR_.*|TRITON_.*|VLLM_.*|HF_.*|OMP_.*|MKL_.*|OPENBLAS_.*|"
-    r"CPU_OFFLOAD_GB)$"
-)
-"""Variables of the caller that an engine gets; everything else is left out, so that a run does not depend on what
-happened to be exported. ``SOAKRIG_PLANT`` is never inherited: a planted fault is asked for with --set."""
-
-_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+EMBEDDED, VLLM, TINY = "embedded", "vllm", "tiny-moe"
+BUNDLED = (EMBEDDED, VLLM, TINY)
+EMBEDDED_START_S = 120.0
 
 
-def parse_settings(pairs: Sequence[str]) -> dict[str, str]:
-    """``NAME=VALUE`` pairs of --set. Raises ``UsageError`` for anything else and for a name that is set twice."""
-    settings: dict[str, str] = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals or not _NAME.match(name):
-            raise UsageError(f"--set {pair!r} is no NAME=VALUE", remedy="Example: --set VLLM_MOE_DMA_STAGING=0")
-        if name in settings:
-            raise UsageError(f"--set names {name} twice: {settings[name]!r} and {value!r}", remedy="Name it once.")
-        settings[name] = value
-    return settings
+@dataclass(frozen=True)
+class Order:
+    """An engine to start: one of ``BUNDLED``. ``model``: a checkpoint's folder, for vllm alone. ``port``: 0 takes a
+    free one. ``start_s``: how long the start may take, None for the engine's own default."""
+
+    name: str
+    settings: Mapping[str, str]
+    flags: Sequence[str]
+    model: str = ""
+    port: int = 0
+    start_s: float | None = None
+
+    def __post_init__(self) -> None:
+        check_engine(self.name)
+        if self.name == VLLM and not self.model:
+            raise UsageError(
+                "--engine vllm needs a model", remedy="Add --model FOLDER; --engine tiny-moe brings its own."
+            )
+        if self.name != VLLM and self.model:
+            raise UsageError(
+                f"--model {self.model!r}: --engine {self.name} brings its own",
+                remedy="Use --engine vllm, or leave it out.",
+            )
+
+    @property
+    def launched(self) -> Literal["embedded", "vllm"]:
+        """What serves: embedded or vllm, as a run's manifest has it."""
+        return "embedded" if self.name == EMBEDDED else "vllm"
 
 
 def check_engine(name: str) -> str:
@@ -49,14 +63,37 @@ def check_engine(name: str) -> str:
     return name
 
 
-def engine_environment(settings: Mapping[str, str], caller: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What the engine gets: the caller's variables of known names, then ``settings``."""
-    inherited = {name: value for name, value in (caller or os.environ).items() if PASSED_ON.match(name)}
-    return {**inherited, "PYTHONUNBUFFERED": "1", **settings}
+def launch_bundled(
+    order: Order,
+    folder: Path,
+    note: Callable[[str], None] = lambda text: None,
+    progress: Callable[[str], None] = lambda text: None,
+) -> EngineProcess:
+    """Start what was ordered, with its log in ``folder``; ``note`` and ``progress`` as in ``launch_vllm``, which also
+    says what is raised."""
+    if order.name == EMBEDDED:
+        timeout = order.start_s or EMBEDDED_START_S
+        return launch_embedded(order.settings, order.flags, folder, port=order.port, timeout=timeout)
+    model = tiny_model(progress) if order.name == TINY else read_model(order.model)
+    return launch_vllm(
+        model,
+        order.settings,
+        order.flags,
+        folder,
+        port=order.port,
+        timeout=order.start_s or START_S,
+        note=note,
+        progress=progress,
+    )
 
 
 def launch_embedded(
-    settings: Mapping[str, str], flags: Sequence[str], folder: Path, *, port: int = 0, timeout: float = 120.0
+    settings: Mapping[str, str],
+    flags: Sequence[str],
+    folder: Path,
+    *,
+    port: int = 0,
+    timeout: float = EMBEDDED_START_S,
 ) -> EngineProcess:
     """Start the embedded engine with its log and port file in ``folder`` and wait until it is ready.
 

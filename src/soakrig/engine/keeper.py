@@ -1,8 +1,9 @@
 """The keeper: a small process between the tool and an engine, so that no engine outlives the tool.
 
-Run by file path (``python -I -S keeper.py STATUS_FD CONTROL_FD OWNER_PID GRACE -- ARGV...``); standard library only,
-so that it starts in some tens of milliseconds whatever the environment holds. It makes itself the reaper of everything
-that the engine leaves behind (prctl(2), PR_SET_CHILD_SUBREAPER), so double-forked children stay in its tree.
+Run without site-packages (``python -I -S -c START ROOT STATUS_FD CONTROL_FD OWNER_PID GRACE SCRATCH -- ARGV...``);
+standard library only, so that it starts in some tens of milliseconds whatever the environment holds. It makes itself
+the reaper of everything that the engine leaves behind (prctl(2), PR_SET_CHILD_SUBREAPER), so double-forked children
+stay in its tree. When the tree has ended, its shared memory (``engine/shm.py``) and the folder SCRATCH go too.
 
 Status pipe, one JSON object a line: ``{"started": pid, "ticks": start}`` or ``{"failed": text}``, then
 ``{"exited": status}`` (negative: the signal) and, after a stop, ``{"left": [[pid, name, state], ...]}``.
@@ -20,11 +21,16 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from soakrig.engine.shm import SharedMemory
+
+START = (
+    "import sys; sys.path.append(sys.argv[1]); from soakrig.engine import keeper; sys.exit(keeper.main(sys.argv[2:]))"
+)
+"""Program text of a keeper; its first argument is the folder that holds the package ``soakrig``."""
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
@@ -33,6 +39,8 @@ REST_GRACE = 2.0
 """Seconds that processes left over by the engine's root get between SIGTERM and SIGKILL."""
 KILL_WAIT = 8.0
 """Seconds that SIGKILL gets: what is still there then sits in the kernel (D state)."""
+LOOK_EVERY = 1.0
+"""Seconds between two looks at the shared memory of the engine's processes: killed ones cannot be asked any more."""
 _STEP = 0.02
 
 
@@ -99,8 +107,8 @@ def end_tree(
 
     The root gets SIGTERM alone and ``grace`` seconds, so that it can stop its workers in its own order; what it leaves
     gets SIGTERM and at most ``REST_GRACE`` seconds; then SIGKILL until nothing is left or ``KILL_WAIT`` seconds are
-    over. SIGCONT follows each SIGTERM, so that a stopped process can obey. ``wait`` pauses, reaps, and may return a
-    new and shorter grace.
+    over. Python's resource tracker has ``REST_GRACE`` seconds more: it removes what the others left. SIGCONT follows
+    each SIGTERM, so that a stopped process can obey. ``wait`` pauses, reaps, and may return a new and shorter grace.
     """
 
     def gone(deadline: float, left: Callable[[], list[Stat]]) -> bool:
@@ -120,13 +128,27 @@ def end_tree(
         gone(time.monotonic() + grace, root_left)
         _send(members(), signal.SIGTERM, signal.SIGCONT)
         gone(time.monotonic() + min(grace, REST_GRACE), members)
-    deadline = time.monotonic() + KILL_WAIT
+    now = time.monotonic()
+    deadline = now + KILL_WAIT
     while left := members():
-        _send(left, signal.SIGKILL)
+        if time.monotonic() < now + REST_GRACE:
+            _send([stat for stat in left if not _is_resource_tracker(stat.pid)], signal.SIGKILL)
+        else:
+            _send(left, signal.SIGKILL)
         if time.monotonic() >= deadline:
             return left
         wait(_STEP)
     return []
+
+
+def _is_resource_tracker(pid: int) -> bool:
+    """Python's own cleaner (multiprocessing.resource_tracker): ends by itself once those that it works for are gone. It
+    alone knows the semaphores, which nobody keeps mapped."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:  # noqa: PTH123
+            return b"multiprocessing.resource_tracker import" in file.read()
+    except OSError:
+        return False
 
 
 def _send(stats: Iterable[Stat], *signals: signal.Signals) -> None:
@@ -145,13 +167,21 @@ def prctl(option: int, value: int | bytes) -> bool:
     return libc.prctl(option, argument, 0, 0, 0) == 0
 
 
+def remove_folder(path: str) -> None:
+    """Remove a folder of ours with everything in it, as far as that can be done."""
+    import shutil  # imports compressors: not before it is needed
+
+    shutil.rmtree(path, ignore_errors=True)
+
+
 def _wake_only(number: int, frame: object) -> None:
     """A handler has to exist for the wake-up descriptor to be written."""
 
 
 class _Keeper:
-    def __init__(self, status_fd: int, control_fd: int, owner: int, grace: float) -> None:
-        self._status, self._control, self._grace = status_fd, control_fd, grace
+    def __init__(self, status_fd: int, control_fd: int, owner: int, grace: float, scratch: str = "") -> None:
+        self._status, self._control, self._grace, self._scratch = status_fd, control_fd, grace, scratch
+        self._shm = SharedMemory()
         self._root = 0
         self._asked: float | None = None
         self._buffer = b""
@@ -200,12 +230,21 @@ class _Keeper:
         """Wait until asked to stop, end the tree, say what is left."""
         self._reap()
         while self._asked is None and not self._ended:
-            self._turn(None)
+            self._turn(LOOK_EVERY)
+            self._look()
+        self._look()
         grace = self._grace if self._asked is None else self._asked
         self._asked = None
         left = end_tree(self._members, self._root, grace, self._wait)
         self._reap()
+        self._shm.free()
+        if self._scratch and not left:
+            remove_folder(self._scratch)
         self._say({"left": [[stat.pid, stat.name, stat.state] for stat in left]})
+
+    def _look(self) -> None:
+        if self._shm.news():
+            self._shm.look(stat.pid for stat in self._members())
 
     def _members(self) -> list[Stat]:
         return [stat for stat in descendants([os.getpid()], every_stat()) if is_running(stat)]
@@ -267,15 +306,14 @@ class _Keeper:
 def main(argv: list[str]) -> int:
     """Run as a keeper; the arguments are the launcher's business alone (see the module's text)."""
     status_fd, control_fd, owner, grace = int(argv[0]), int(argv[1]), int(argv[2]), float(argv[3])
+    scratch = argv[4]
     for fd in (status_fd, control_fd):
         os.set_inheritable(fd, False)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     prctl(PR_SET_NAME, b"soakrig-keeper")
-    keeper = _Keeper(status_fd, control_fd, owner, grace)
-    if keeper.start(argv[5:]):
+    keeper = _Keeper(status_fd, control_fd, owner, grace, scratch)
+    if keeper.start(argv[6:]):
         keeper.keep()
+    elif scratch:
+        remove_folder(scratch)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -23,6 +24,7 @@ from types import TracebackType
 from typing import IO, Any, NamedTuple
 
 from soakrig.engine import keeper
+from soakrig.engine.shm import SharedMemory
 from soakrig.errors import EngineStartError, UsageError
 
 MARK = "SOAKRIG_LAUNCH"
@@ -49,7 +51,15 @@ class EngineProcess:
     None where neither a port nor a port file was given.
     """
 
-    def __init__(self, child: subprocess.Popen[bytes], status: int, control: int, mark: str, log_path: Path) -> None:
+    def __init__(
+        self,
+        child: subprocess.Popen[bytes],
+        status: int,
+        control: int,
+        mark: str,
+        log_path: Path,
+        scratch: str = "",
+    ) -> None:
         self.pid = 0
         self.create_time = 0.0
         self.keeper_pid = child.pid
@@ -63,6 +73,7 @@ class EngineProcess:
         self._exit: int | None = None
         self._kept_left: list[Leftover] | None = None
         self._left: list[Leftover] | None = None
+        self._shm, self._scratch = SharedMemory(), scratch
         self._reader = threading.Thread(target=self._listen, args=(status,), name="engine-keeper", daemon=True)
         self._reader.start()
 
@@ -105,8 +116,13 @@ class EngineProcess:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._child.wait(2.0)
             self._done.wait(2.0)
+            if not kept:
+                self._shm.look(stat.pid for stat in self._members())
             left = keeper.end_tree(self._members, self.pid, 0.0 if kept else grace, self._pause)
             self._reap()
+            self._shm.free()
+            if self._scratch and not left:
+                keeper.remove_folder(self._scratch)
             self._left = [Leftover(stat.pid, stat.name, stat.state) for stat in left]
             return self._left
 
@@ -199,12 +215,14 @@ def launch(
     port_file: Path | None = None,
     timeout: float = 300.0,
     grace: float = DEFAULT_GRACE,
+    scratch: bool = False,
 ) -> EngineProcess:
     """Start ``argv`` with exactly ``env`` (plus the mark) and wait until it is ready.
 
     Ready means: the port file holds a port number (where one is given; an old file is removed first), and ``ready``
     returns True (where it is given; asked every 20 ms, an exception ends the wait). Standard output and error are
     appended to ``log_path``; standard input is empty. ``grace`` is what the engine gets should this process vanish.
+    With ``scratch`` it gets a temporary folder of its own (``TMPDIR``), removed with all that it left there.
 
     Raises EngineStartError, with the exit status and the log's last lines, when the program cannot be run, ends, or is
     not ready within ``timeout`` seconds; then nothing of it is left. Makes this process a subreaper (prctl(2)).
@@ -217,7 +235,8 @@ def launch(
     keeper.prctl(keeper.PR_SET_CHILD_SUBREAPER, 1)
     with log_path.open("ab") as log:
         log_start = log.seek(0, os.SEEK_END)
-        engine = _start_keeper([*argv], {**env}, log, cwd, grace)
+        folder = tempfile.mkdtemp(prefix="soakrig-") if scratch else ""
+        engine = _start_keeper([*argv], {**env, "TMPDIR": folder} if folder else {**env}, log, cwd, grace, folder)
     engine.port = port
     try:
         _wait_ready(engine, argv, ready, port_file, timeout, log_start)
@@ -228,27 +247,30 @@ def launch(
 
 
 def _start_keeper(
-    argv: list[str], env: dict[str, str], log: IO[bytes], cwd: Path | None, grace: float
+    argv: list[str], env: dict[str, str], log: IO[bytes], cwd: Path | None, grace: float, scratch: str
 ) -> EngineProcess:
     mark = uuid.uuid4().hex
     env[MARK] = mark
     status_read, status_write = os.pipe()
     control_read, control_write = os.pipe()
-    numbers = [str(number) for number in (status_write, control_read, os.getpid(), grace)]
+    package_root = str(Path(keeper.__file__).parents[2])
+    arguments = [str(one) for one in (package_root, status_write, control_read, os.getpid(), grace, scratch)]
     try:
         child = subprocess.Popen(
-            [sys.executable, "-I", "-S", keeper.__file__, *numbers, "--", *argv],
+            [sys.executable, "-I", "-S", "-c", keeper.START, *arguments, "--", *argv],
             env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             pass_fds=(status_write, control_read), start_new_session=True,
         )  # fmt: skip
     except OSError as error:
         for fd in (status_read, control_write):
             os.close(fd)
+        if scratch:
+            keeper.remove_folder(scratch)
         raise EngineStartError(f"the engine's keeper could not be started in {cwd or Path.cwd()}: {error}") from error
     finally:
         for fd in (status_write, control_read):
             os.close(fd)
-    return EngineProcess(child, status_read, control_write, mark, Path(log.name))
+    return EngineProcess(child, status_read, control_write, mark, Path(log.name), scratch)
 
 
 def _wait_ready(

@@ -12,6 +12,8 @@ from soakrig.soak.classify import classify
 from soakrig.soak.client import ChatClient
 from soakrig.soak.reply import Reply, token_count
 
+PING_S = 15.0
+"""How long a round trip may take: longer than the endpoint's own deadline, and than one step of a busy engine."""
 CANARY_S = 30.0
 """How long a canary waits while nothing moves at the engine at all."""
 RETRY_S = 1.0
@@ -32,6 +34,7 @@ class Life:
 class Liveness:
     """``process``: asks whether the engine's process lives (None where it is not known). ``has_health``: the target
     answered 200 on /health before the load began; a server without that endpoint is not dead for lack of it.
+    ``has_ping``: it has ``/soakrig/ping``, which goes through the engine and is asked in place of /health.
 
     Once found dead, an engine stays dead: later questions get the same answer at once.
     """
@@ -40,6 +43,7 @@ class Liveness:
     model: str
     process: Callable[[], tuple[bool, str]] | None = None
     has_health: bool = False
+    has_ping: bool = False
     accept: Collection[str] = ()
     canary_s: float = CANARY_S
     retry_s: float = RETRY_S
@@ -47,11 +51,17 @@ class Liveness:
     _asking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def quick(self) -> Life:
-        """One look, cheap enough for every turn: the process, and /health where the target has it. An answer of 5xx or
-        none may be a busy moment, so that the thorough question decides."""
+        """One look, cheap enough for every turn: the process, and a round trip through the engine where the target
+        offers one, else /health where it has that. An answer of 5xx or none may be a busy moment, so that the thorough
+        question decides."""
         gone = self._process_gone()
         if gone is not None:
             return gone
+        if self.has_ping:
+            response = await self.client.get("/soakrig/ping", min(PING_S, self.canary_s))
+            if response is None or response.status_code != 200:
+                return await self.thorough()
+            return Life(True, "a round trip through the engine")
         if self.has_health:
             response = await self.client.get("/health")
             if response is None or response.status_code >= 500:

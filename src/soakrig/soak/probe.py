@@ -15,13 +15,14 @@ from soakrig.soak.client import ChatClient
 class Probe:
     """What the target said of itself. ``health``: the status of GET /health at the start (None: no answer); only a
     server that once answered 200 there can be called sick by it. ``settings``: the engine's own effective settings,
-    where it has ``/soakrig/settings``."""
+    where it has ``/soakrig/settings``. ``ping``: it has ``/soakrig/ping``, a round trip through the engine itself."""
 
     model: str
     context_limit: int | None = None
     health: int | None = None
     settings: dict[str, Any] = field(default_factory=dict[str, Any])
     version: str = ""
+    ping: bool = False
 
     @property
     def simulated(self) -> bool:
@@ -56,12 +57,14 @@ async def probe(client: ChatClient, model: str = "") -> Probe:
     health = await client.get("/health")
     settings = await client.get("/soakrig/settings")
     version = await client.get("/version")
+    ping = await client.get("/soakrig/ping")
     return Probe(
         chosen,
         context_limit=limit if isinstance(limit, int) and limit > 0 else None,
         health=health.status_code if health is not None else None,
         settings=_object(settings.content) if settings is not None and settings.status_code == 200 else {},
         version=str(_object(version.content).get("version", "")) if version and version.status_code == 200 else "",
+        ping=ping is not None and ping.status_code == 200 and _object(ping.content).get("alive") is True,
     )
 
 

@@ -145,6 +145,7 @@ class SoakRun:
             probed.model,
             watchers.process_alive,
             probed.health == 200,
+            probed.ping,
             self.spec.accept,
             canary_s=min(CANARY_S, self.spec.timeouts.stall),
             retry_s=self.spec.retry_s,

@@ -221,7 +221,8 @@ class ProcessWatcher:
     def _check_threads(self, pid: int, member: _Member, stat: proc.Stat) -> None:
         threads = proc.threads(pid, self._root)
         now = self._clock.monotonic()
-        if stat.state == "Z" and self._lasts(member, "zombie", (), holds=True, samples=1, seconds=0.0):
+        # A process with many threads is one for a moment whenever it ends.
+        if self._lasts(member, "zombie", (), holds=stat.state == "Z"):
             states = {str(one.tid): one.state for one in threads if one.tid != pid}
             text = f"pid {pid} ({member.name}) is a zombie whose threads live on ({states}): its memory is still held"
             self._tell("zombie", "fault", text, pid, member, threads=states)

@@ -1,7 +1,7 @@
 """A tiny checkpoint's weights from a seed: random, but for what makes its routing skewed and its text worth judging.
 
-Attention brings as much to the residual stream as the MLPs do, so that the next token hangs on the whole text before it.
-That keeps greedy text from running in a circle: with weak attention the last token alone decides, and it does.
+Attention brings as much to the residual stream as the MLPs do, so that the next token hangs on the whole text. That
+keeps greedy text going: with weak attention the last token decides, and the same few words come back all the time.
 
 Three dimensions of the residual stream are kept apart; no layer writes to them but where it is said here.
 

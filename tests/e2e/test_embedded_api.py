@@ -345,5 +345,5 @@ def test_the_settings_say_what_is_in_force(engine: Engine) -> None:
     }  # fmt: skip
     assert report["pid"] == engine.process.pid
     assert report["config"]["max_model_len"] == 6000
-    assert report["settings"]["VLLM_MOE_DMA_STAGING"] == {"value": 1, "source": "default", "obeyed": False}
+    assert report["settings"]["VLLM_MOE_DMA_STAGING"] == {"value": 1, "source": "default", "obeyed": True}
     assert (report["plant"], report["simulated"]) == (None, False)

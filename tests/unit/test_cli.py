@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from builders import T0, alive, done, ended, kernel_live, manifest, sent, turns, xid
-from soakrig.cli.duration import parse_duration
 from soakrig.cli.main import invoke
 from soakrig.engine.environment import engine_environment, parse_settings
 from soakrig.engine.ports import stranger
 from soakrig.errors import UsageError
+from soakrig.record.duration import parse_duration
 from soakrig.record.store import RunStore
 
 

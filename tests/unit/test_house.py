@@ -51,7 +51,8 @@ def test_the_tour_names_every_package_and_module_folder() -> None:
 
 def test_the_tour_names_only_files_that_exist() -> None:
     tour = (ROOT / "docs" / "whats-here.md").read_text()
-    named = re.findall(r"`((?:record|soak|engine|reproducers|reports|cli)/[\w/]+\.(?:py|json|toml|jinja))`", tour)
+    rooms = "record|soak|engine|bisect|reproducers|reports|cli"
+    named = re.findall(rf"`((?:{rooms})/[\w/]+\.(?:py|json|toml|jinja))`", tour)
     assert named
     assert [name for name in named if not (ROOT / "src" / "soakrig" / name).exists()] == []
 

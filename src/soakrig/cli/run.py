@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal, cast
 import typer
 from rich.console import Console
 
-from soakrig.cli.duration import parse_duration
 from soakrig.cli.output import emit_json
 from soakrig.cli.starting import Starting
 from soakrig.clock import RealClock
@@ -24,6 +23,7 @@ from soakrig.engine.environment import parse_settings
 from soakrig.engine.launcher import EngineProcess
 from soakrig.engine.ports import refuse_if_taken, stranger
 from soakrig.errors import SoakrigError, StoreError, UsageError
+from soakrig.record.duration import parse_duration
 from soakrig.record.gates import FIGURES, parse_gate
 from soakrig.record.manifest import Plan
 from soakrig.record.redaction import redact_flags, redact_settings

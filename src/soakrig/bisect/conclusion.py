@@ -124,7 +124,8 @@ def _of(verdicts: Mapping[str, Verdict], role: Role) -> list[Verdict]:
 
 
 def _variables(verdicts: list[Verdict], word: str) -> tuple[str, ...]:
-    return tuple(name for one in verdicts if one.word == word for name in one.arm.variables)
+    # A variable may have several values, each an arm of its own.
+    return tuple(dict.fromkeys(name for one in verdicts if one.word == word for name in one.arm.variables))
 
 
 def _names(names: tuple[str, ...]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 import torch
 from packaging.version import Version
 
+from soakrig.engine.offload.trace import read_trace
 from soakrig.engine.vllm import parts
 from soakrig.engine.vllm.expert_tensors import expert_tensors
 from soakrig.engine.vllm.host import Host
@@ -151,6 +154,7 @@ def config(**offload: Any) -> Any:
     return SimpleNamespace(
         parallel_config=SimpleNamespace(pipeline_parallel_size=offload.get("pipeline", 1)),
         offload_config=SimpleNamespace(uva=uva, prefetch=prefetch),
+        use_v2_model_runner=offload.get("v2", False),
     )
 
 
@@ -164,6 +168,7 @@ def test_the_engines_own_offload_goes_beside_ours_where_it_takes_other_weights()
         (config(gb=4, params={"w2_weight"}), "--cpu-offload-params w2_weight"),
         (config(group=8), "--offload-group-size 8"),
         (config(pipeline=2), "pipeline parallelism of 2"),
+        (config(v2=True), "Model Runner V2"),
     ):
         with pytest.raises(EngineStartError, match=said):
             one.refuse(wrong)
@@ -204,3 +209,32 @@ def test_nothing_is_asked_for_by_default() -> None:
     assert not VllmSettings.from_environment({"VLLM_MOE_DMA_STAGING": "0"}).asked
     for asking in ({"VLLM_MOE_HOT_SLOTS": "2"}, {"CPU_OFFLOAD_GB": "1"}, {"VLLM_MOE_ROUTING_TRACE": "/tmp/x.trace"}):
         assert VllmSettings.from_environment(asking).asked
+
+
+def test_a_server_that_asks_for_reports_has_profile_and_trace_on_disk(tmp_path: Path) -> None:
+    profile, trace = tmp_path / "hot.json", tmp_path / "routing.trace"
+    one = finished(
+        loaded(
+            host(VLLM_MOE_HOT_SLOTS="2", VLLM_MOE_SKEW_PERLAYER=str(profile), VLLM_MOE_ROUTING_TRACE=str(trace)),
+            StubMoE(0),
+        )
+    )
+    assert one.store is not None
+
+    def step() -> None:
+        assert one.store is not None
+        one.begin_step(1, lambda: [("a", 1, True)])
+        list(one.store.parts(0, torch.tensor([[4, 1]])))
+        one.end_step()
+
+    step()
+    one.newest()
+    assert len(read_trace(str(trace)).marks) == 1
+    assert json.loads(profile.read_text())["steps"] == 1
+    step()
+    one.newest()
+    assert json.loads(profile.read_text())["steps"] == 1, "busy, and written a moment ago"
+    one.newest()
+    assert json.loads(profile.read_text())["steps"] == 2, "idle since the last report"
+    assert len(read_trace(str(trace)).marks) == 2
+    one.store.close()

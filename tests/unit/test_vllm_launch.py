@@ -106,6 +106,7 @@ def test_golden_command_of_the_tiny_model_on_a_cpu() -> None:
         **ALWAYS,
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
         "OMP_NUM_THREADS": "1",
         "VLLM_MOE_HOT_SLOTS": "8",
     }
@@ -313,6 +314,7 @@ def test_the_tiny_checkpoint_is_made_once(tmp_path: Path) -> None:
     assert len(told) == 2
 
 
+REMEDY = "(EngineCore pid=7) ERROR 11-29 18:47:59 [core.py:1510]   serve another model"
 LOG = """\
 (EngineCore pid=7) ERROR 11-29 18:47:59 [core.py:1510] Traceback (most recent call last):
 (EngineCore pid=7) ERROR 11-29 18:47:59 [core.py:1510]   File "x.py", line 1, in f
@@ -339,6 +341,7 @@ LOG = """\
             PreflightRefusedError,
             "vLLM 0.9 is not known",
         ),
+        (LOG.format(error=f"soakrig.errors.EngineStartError: dense\n{REMEDY}"), 1, PreflightRefusedError, "dense"),
         (
             "usage: api_server.py [-h]\napi_server.py: error: unrecognized arguments: --max-modl-len=1\n",
             2,
@@ -355,3 +358,4 @@ def test_a_failed_start_is_told_by_its_first_error(
     path.write_text(log)
     found = explain(EngineStartError("it ended", exit_status=status), path)
     assert (type(found), found.message) == (kind, message)
+    assert ("serve another model" in found.remedy) == (REMEDY in log)

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from soakrig.errors import UsageError
+
 from .plan import OffloadPlan
 from .trace import BAD_ID, SENTINEL, TraceHeader, TraceWriter
 
@@ -16,7 +18,13 @@ class Recorder:
     """One trace file. ``take`` once a layer in each step, then ``write``: no host sync before that."""
 
     def __init__(self, plan: OffloadPlan, path: str, max_tokens: int, device: torch.device) -> None:
-        self._writer = TraceWriter(path, TraceHeader.of(plan))
+        try:
+            self._writer = TraceWriter(path, TraceHeader.of(plan))
+        except OSError as error:
+            raise UsageError(
+                f"VLLM_MOE_ROUTING_TRACE={path} cannot be written: {error.strerror}",
+                remedy="give a file in a folder that can be written to",
+            ) from error
         self._ids = torch.full(
             (max_tokens, len(plan.model.layers), plan.model.top_k), SENTINEL, dtype=torch.int16, device=device
         )

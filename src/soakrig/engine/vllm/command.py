@@ -152,6 +152,10 @@ def _environment(
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
     }
+    if asked:
+        own["VLLM_USE_V2_MODEL_RUNNER"] = (
+            "0"  # where Triton is, vLLM 0.32 takes the second one, which the plug-in cannot
+        )
     if model.local:
         own["HF_HUB_OFFLINE"] = "1"
     cache = inherited.get("XDG_CACHE_HOME") or f"{inherited.get('HOME', '/root')}/.cache"

@@ -63,7 +63,8 @@ class EndpointPlugin:
             return
         first = await self._ask("soakrig_report")
         plan = OffloadPlan.from_json(first["plan"])
-        self._newest = Window(0, first["step"], first["counters"])
+        newest = await self._ask("soakrig_newest")
+        self._newest = Window(0, newest["step"], newest["counters"])
         names = getattr(args, "served_model_name", None) or [getattr(args, "model", "vllm")]
         REGISTRY.register(OffloadMetrics(str(names[0]), plan, self._window))
         self._refreshing = asyncio.create_task(self._refresh())
@@ -121,7 +122,7 @@ class EndpointPlugin:
         while True:
             await asyncio.sleep(REFRESH_S)
             with contextlib.suppress(SilentEngineError):
-                found = await self._ask("soakrig_report")
+                found = await self._ask("soakrig_newest")
                 self._newest = Window(0, found["step"], found["counters"])
 
     def _window(self) -> Window:

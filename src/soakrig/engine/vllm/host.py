@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,12 @@ Scheduled = tuple[str, int, bool]
 """Of a step: a request, its tokens, whether they are decode; in the order of the batch."""
 
 
+Written = tuple[int, tuple[list[int], ...]]
+"""Of a request in a step: tokens that lay before it, and its blocks of the key/value cache, group by group."""
+FLUSH_S = 5.0
+"""How old a profile and a trace on disk get under load; an idle engine writes them at once."""
+
+
 class Host:
     """The MoE layers of one model in one worker process.
 
@@ -47,7 +54,9 @@ class Host:
         self.history = History(0)
         self._addresses: dict[str, int] = {}
         self.modules: dict[int, Any] = {}
-        self.bad: list[str] = []
+        self._flushed = self._reported = 0
+        self._flush_at = 0.0
+        self.bad: dict[str, Written] = {}
         """Requests to fail that no model output has carried yet."""
         self.tensors: dict[int, ExpertTensors] = {}
         self._banks: dict[int, Bank] = {}
@@ -83,6 +92,11 @@ class Host:
     def take(self, number: int) -> None:
         """The layer's weights are final: put its experts into a bank where they are to leave, and free their place."""
         module = self.modules[number]
+        if self.store is not None:
+            raise EngineStartError(
+                f"the weights of {module.layer_name} came again, and its experts are in host memory already",
+                remedy="start the engine anew with the other weights",
+            )
         if getattr(module.quant_method, "is_monolithic", False):
             raise EngineStartError(
                 f"the kernel of {module.layer_name} ({type(module.quant_method).__name__}) routes by itself, so that "
@@ -106,6 +120,17 @@ class Host:
             raise EngineStartError(
                 f"pipeline parallelism of {pipeline} and offloaded experts: this plug-in serves one card",
                 remedy="serve with one card, or unset the offload variables",
+            )
+        if getattr(config, "use_v2_model_runner", False):
+            raise EngineStartError(
+                "Model Runner V2 keeps its requests elsewhere, and this plug-in reads those of the first one",
+                remedy="set VLLM_USE_V2_MODEL_RUNNER=0, or unset the offload variables",
+            )
+        draft = getattr(getattr(config, "speculative_config", None), "method", None)
+        if self.settings.trace is not None and draft not in (None, "ngram"):
+            raise EngineStartError(
+                f"VLLM_MOE_ROUTING_TRACE beside a draft model ({draft}): its passes would overwrite rows of the trace",
+                remedy="unset VLLM_MOE_ROUTING_TRACE, or serve without --speculative-config",
             )
         offload = getattr(config, "offload_config", None)
         if offload is None or not self.settings.offloads:
@@ -231,15 +256,28 @@ class Host:
             return {"error": {"message": str(error), "type": "invalid_request_error", "code": 400}}
 
     def report(self) -> dict[str, Any]:
-        """What the server side shows: settings, plan, memory, counters."""
+        """What the server side shows when asked: settings, plan, memory (slow on a large bank: /proc/self/smaps)."""
         assert self.store is not None
         return {
             "settings": self.settings.report(),
             "plan": self.store.plan.to_json(),
             "memory": self.store.memory(),
-            "step": self.store.steps,
-            "counters": self.store.counters(),
         }
+
+    def newest(self) -> dict[str, Any]:
+        """What the server side asks for every second, between steps: the counters."""
+        assert self.store is not None
+        self._flush()
+        return {"step": self.store.steps, "counters": self.store.counters()}
+
+    def _flush(self) -> None:
+        """Write profile and trace where there is news: the server asks for a report every second, busy or not."""
+        assert self.store is not None
+        steps, idle = self.store.steps, self.store.steps == self._reported
+        self._reported = steps
+        if steps != self._flushed and (idle or time.monotonic() >= self._flush_at):
+            self.store.flush()
+            self._flushed, self._flush_at = steps, time.monotonic() + FLUSH_S
 
     def _leaves(self) -> bool:
         """Whether the layer that is loaded now leaves the device: the rule of ``OffloadPlan``, as layers come."""

@@ -21,7 +21,12 @@ START_S = 1800.0
 BAD_FLAG = 2
 """Exit status of Python's argparse for a flag that it does not know."""
 _PREFIX = r"^(?:\(\w+ pid=\d+\) )?(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]+\] )?"
-_OWN = re.compile(_PREFIX + r"soakrig\.errors\.(?P<kind>UsageError|PreflightRefusedError): (?P<text>.+)$", re.MULTILINE)
+_OWN = re.compile(
+    rf"{_PREFIX}soakrig\.errors\.(?P<kind>UsageError|PreflightRefusedError|EngineStartError): (?P<text>.+)$"
+    rf"(?:\n{_PREFIX[1:]} +(?!File \")(?P<remedy>\S.*)$)?",
+    re.MULTILINE,
+)
+"""What the plug-in raises ends the start before anything was served: refused, whatever it is called there."""
 _ERROR = re.compile(_PREFIX + r"(?P<text>(?:\w+\.)*\w*(?:Error|Exception): .+)$", re.MULTILINE)
 _NOT_LOADED = re.compile(
     rf"Failed to load plugin {PLUGIN}$(?:\n(?!.*(?:Error|Exception): ).*)*\n{_PREFIX[1:]}(?P<text>.+)$", re.MULTILINE
@@ -101,7 +106,8 @@ def explain(error: EngineStartError, log: Path) -> SoakrigError:
         return UsageError(f"vLLM refuses its arguments: {found['text']}", remedy=f"Check --arg; its log is {log}")
     if found := _OWN.search(text):
         kind = UsageError if found["kind"] == "UsageError" else PreflightRefusedError
-        return kind(found["text"], remedy=f"The engine's log is {log}")
+        remedy = f"{found['remedy']}\n  " if found["remedy"] else ""
+        return kind(found["text"], remedy=f"{remedy}The engine's log is {log}")
     if found := _ERROR.search(text):
         return EngineStartError(f"{found['text']}\n{error.message}", remedy=error.remedy, exit_status=error.exit_status)
     return error

@@ -75,7 +75,6 @@ class OffloadedExperts:
             return self._kernel(x, *_masked(weights, part.rows), *args, **kwargs)
         if ids.numel() > store.plan.staging_rows and x.is_cuda and torch.cuda.is_current_stream_capturing():
             most = store.plan.staging_rows
-            most = store.plan.staging_rows
             raise RuntimeError(
                 f"a graph of {len(ids)} tokens routes {ids.numel()} ids, and only {most} can be captured; start with "
                 f"--max-cudagraph-capture-size {most // ids.shape[1]}"

@@ -204,6 +204,25 @@ def test_only_what_a_worker_can_do_may_be_planted() -> None:
         WorkerPlant(plant, holds=True)
 
 
+def test_a_trace_beside_a_draft_model_is_refused_and_one_beside_ngrams_is_not() -> None:
+    one = host(VLLM_MOE_ROUTING_TRACE="/tmp/x.trace")
+    for method, refused in (("mtp", True), ("eagle3", True), ("ngram", False)):
+        drafted = config()
+        drafted.speculative_config = SimpleNamespace(method=method)
+        if refused:
+            with pytest.raises(EngineStartError, match=rf"VLLM_MOE_ROUTING_TRACE beside a draft model \({method}\)"):
+                one.refuse(drafted)
+        else:
+            one.refuse(drafted)
+        host(VLLM_MOE_HOT_SLOTS="2").refuse(drafted)
+
+
+def test_weights_that_come_again_are_refused() -> None:
+    one = finished(loaded(host(VLLM_MOE_HOT_SLOTS="2"), StubMoE(0)))
+    with pytest.raises(EngineStartError, match="came again, and its experts are in host memory already"):
+        one.take(0)
+
+
 def test_nothing_is_asked_for_by_default() -> None:
     assert not VllmSettings.from_environment({}).asked
     assert not VllmSettings.from_environment({"VLLM_MOE_DMA_STAGING": "0"}).asked

@@ -37,6 +37,7 @@ class StubMoE(torch.nn.Module):
         # Scales come transposed from some packings, with the same memory behind.
         self.add("w13_weight_scale", torch.arange(EXPERTS * 6.0).view(EXPERTS, 3, 2).transpose(1, 2))
         self.add("w13_input_scale", torch.ones(1).expand(EXPERTS))
+        self.add("e_score_correction_bias", torch.arange(float(EXPERTS)))
 
     def add(self, name: str, data: torch.Tensor) -> None:
         self.register_parameter(name, torch.nn.Parameter(data, requires_grad=False))
@@ -65,13 +66,14 @@ def test_every_tensor_of_an_expert_travels_and_keeps_its_layout() -> None:
     assert one.store is not None
     for number, module, was, held in zip((3, 5), modules, before, objects, strict=True):
         bank = one.store.offloaded[number].bank
-        assert set(bank.host) == {"w13_weight", "w13_weight_scale"}, "a scale that all experts share stays"
+        assert set(bank.host) == {"w13_weight", "w13_weight_scale"}, "what is all experts' or the router's stays"
         assert torch.equal(bank.host["w13_weight_scale"].transpose(1, 2), was["w13_weight_scale"])
         now = dict(module.named_parameters())
         assert all(now[name] is held[name] for name in now), "kernels hold on to the parameter objects"
         assert now["w13_weight"].shape == (4 + 64, 4, 2)
         assert now["w13_weight_scale"].stride()[1:] == was["w13_weight_scale"].stride()[1:]
-        assert torch.equal(now["w13_input_scale"], was["w13_input_scale"])
+        for name in ("w13_input_scale", "e_score_correction_bias"):
+            assert torch.equal(now[name], was[name])
     one.store.begin_step(__import__("numpy").zeros(1, dtype="uint8"))
     for number, module, was in zip((3, 5), modules, before, strict=True):
         (part,) = one.store.parts(number, torch.tensor([[4, 1]]))

@@ -40,7 +40,8 @@ def main(job_path: str, out_path: str) -> None:
                 rebuild(engine, environment)
             with stale(active=name == job.get("stale")):
                 found[name] = {"answers": answers(engine, job)}
-            found[name]["report"] = engine.collective_rpc("soakrig_report")[0]
+            report, newest = (engine.collective_rpc(f"soakrig_{what}")[0] for what in ("report", "newest"))
+            found[name]["report"] = {**report, **newest}
             engine.collective_rpc("soakrig_flush")
     Path(out_path).write_text(json.dumps(found))
 

@@ -11,6 +11,10 @@ from torch import Tensor
 
 from soakrig.errors import EngineStartError
 
+ROUTERS = frozenset({"e_score_correction_bias", "hash_indices_table"})
+"""Parameters that a layer holds for its router: an entry for each expert, and no part of any. vLLM's own list of what
+is no expert weight is in ``RoutedExperts.get_expert_weights``."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Held:
@@ -61,6 +65,8 @@ def expert_tensors(module: Any) -> ExpertTensors:
     experts = module.local_num_experts
     held: dict[str, _Held] = {}
     for name, parameter in module.named_parameters(recurse=False):
+        if name in ROUTERS:
+            continue
         data: Tensor = parameter.data
         if data.dim() and data.shape[0] == experts and data.stride(0) != 0:
             held[name] = _Held(parameter, _memory_order(module.layer_name, name, data))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,6 +24,12 @@ ANSWER = {"choices": [{"message": {"content": None}}], "usage": {"completion_tok
 LOG = """\
 (APIServer pid=1) INFO 11-29 18:45:20 [api_utils.py:347]    \u2580\u2580  \u2580\u2580
 (EngineCore pid=7) WARNING 11-29 18:47:59 [core.py:1] a warning is no progress
+"""
+LISTENING = """
+import socket, sys
+held = socket.create_server(("127.0.0.1", 0))
+print(held.getsockname()[1], flush=True)
+sys.stdin.read()
 """
 
 
@@ -163,5 +171,14 @@ def test_a_plug_in_that_was_not_loaded_is_no_start_where_it_is_needed(
 
 
 def test_another_server_on_our_port_is_not_our_engine(engine: Any) -> None:
-    with pytest.raises(EngineStartError, match=r"another server took its port: pid \d+"):
-        launching.check_started(engine, False, lambda text: None)
+    """Two siblings: what started an engine, this test or a pid 1 above it, would not be doubted."""
+    with (
+        subprocess.Popen([sys.executable, "-c", LISTENING], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as listener,
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process,
+    ):
+        assert listener.stdout is not None
+        engine.base_url, engine.pid = f"http://127.0.0.1:{int(listener.stdout.readline())}", process.pid
+        with pytest.raises(EngineStartError, match=rf"another server took its port: pid {listener.pid}"):
+            launching.check_started(engine, False, lambda text: None)
+        listener.communicate()
+        process.communicate(b"\n")

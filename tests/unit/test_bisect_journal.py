@@ -139,11 +139,18 @@ def test_a_turn_is_counted_once_and_a_result_needs_work(tmp_path: Path) -> None:
         ("faulted", LATER, False, "settled", "faulted", 2, ""),
         ("void", LATER, False, "settled", "void", 2, "why"),
         ("interrupted", LATER, False, "settled", "host_lost", 2, ""),
-        ("interrupted", LATER, True, "settled", "interrupted", 2, "no result"),
+        ("interrupted", LATER, True, "settled", "interrupted", 2, None),
     ],
 )
 def test_what_a_restart_makes_of_an_unfinished_run(
-    tmp_path: Path, reached: RunState, boot: str, ordered: bool, state: str, result: str, exposure: float, void: str
+    tmp_path: Path,
+    reached: RunState,
+    boot: str,
+    ordered: bool,
+    state: str,
+    result: str,
+    exposure: float,
+    void: str | None,
 ) -> None:
     with Journal.create(tmp_path, CAMPAIGN, boot_id=BOOT) as journal:
         run = journal.plan("A=0", cap=60)

@@ -6,13 +6,30 @@
     model = ""                          # a checkpoint's folder, for vllm alone
     reproducer = "agent-loop"
     turns = 60                          # of each launch, per conversation
-    budget = "8h"
-    confidence = 0.99
+    budget = "8h"                       # no launch begins after it
+    confidence = 0.99                   # that no arm is wrongly cleared
+    at_least = 2                        # the factor that CLEARED has to show
+    signature = "Xid 31 ..."            # the fault that is looked for; left out: the control's commonest
+    unit = "turns"                      # of exposure, or output_tokens
+    kernel_log = "auto"                 # as of `soak run`
+    port = 0                            # of every launch; 0 takes a free one
+    executor = "local"                  # or ray: one arm at a time on each card of a cluster
+    notify = ["json://127.0.0.1:8080"]  # apprise URLs
+    allow_reboot = 0                    # reboots of a wedged host that the campaign may order
     flags = ["--threads=1"]             # fixed in every arm
     pairs = [["VLLM_MOE_DMA_STAGING", "--max-num-seqs"]]
 
     [load]                              # parameters of the reproducer: what `soak run` sets by options
     tools = 50
+
+    [limits]
+    start = "30m"                       # until the engine answers; left out: the engine's own
+    run = "2h"                          # of the turns of one launch; left out: each turn has its own limits
+    stall = "2m"                        # silence that makes a turn hung
+    first_byte = "30m"
+    teardown = "2m"                     # until nothing is left of an engine; then the host is wedged
+    cooldown = "0s"                     # pause between two launches
+    max_bad = 1                         # turns that are not ok until a launch ends
 
     [settings]                          # fixed in every arm
     OMP_NUM_THREADS = "1"
@@ -28,6 +45,7 @@ Any other key is refused by name. Unlike on the command line, values need no esc
 from __future__ import annotations
 
 import difflib
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -38,16 +56,21 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import ErrorDetails
 
 from soakrig.bisect.arms import PlannedArm, plan_arms
+from soakrig.bisect.launch_result import Unit, turn_signature
 from soakrig.bisect.variables import Variable, check_settings, check_variables, flag_key
+from soakrig.bisect.verdicts import Rule
+from soakrig.clock import RealClock
 from soakrig.engine.bundled import EMBEDDED, Order
-from soakrig.errors import UsageError
+from soakrig.errors import RecordError, UsageError
 from soakrig.record.duration import parse_duration
+from soakrig.record.outcome import CONTENT, OutcomeName
 from soakrig.record.redaction import HIDDEN, is_secret, redact_flags, redact_settings
 from soakrig.reproducers.agent_loop import AGENT_LOOP
 from soakrig.reproducers.registry import find_reproducer
 from soakrig.reproducers.reproducer import LoadOptions
 from soakrig.soak.agent.tools import tools as tool_definitions
 from soakrig.soak.conversation import AtLimit
+from soakrig.soak.watch.kernel_log import KernelLogWatcher
 
 UNSET = {"unset": True}
 """A value that is not set, in TOML and in JSON."""
@@ -98,11 +121,30 @@ class Load(BaseModel):
         return LoadOptions(**self.model_dump())
 
 
+Seconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0, lt=1e9)]
+
+
+class Limits(BaseModel):
+    """Deadlines of the phases of a launch, in seconds."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    start: Annotated[Seconds, Field(gt=0)] | None = None
+    run: Annotated[Seconds, Field(gt=0)] | None = None
+    stall: Annotated[Seconds, Field(gt=0)] = 120.0
+    first_byte: Annotated[Seconds, Field(gt=0)] = 1800.0
+    teardown: Annotated[Seconds, Field(gt=0)] = 120.0
+    cooldown: Seconds = 0.0
+    max_bad: int = Field(default=1, ge=1, lt=1 << 31)
+
+
 class Campaign(BaseModel):
     """The effective campaign: everything that decides which arms run and how. Immutable.
 
     ``turns``: cap of a launch, per conversation. ``budget``: seconds. ``confidence``: that no arm is wrongly cleared.
-    ``settings``, ``flags``: fixed in every arm. ``variables``: name -> values, the control's first, None for unset.
+    ``at_least``: the factor that CLEARED has to show. ``signature``: the fault that is looked for, None for the
+    control's commonest. ``settings``, ``flags``: fixed in every arm. ``variables``: name -> values, the control's
+    first, None for unset.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -112,9 +154,18 @@ class Campaign(BaseModel):
     model: str = ""
     reproducer: str = AGENT_LOOP.name
     load: Load = Load()
+    limits: Limits = Limits()
     turns: int = Field(default=60, ge=1, lt=1 << 31)
-    budget: Annotated[float, BeforeValidator(_seconds)] = Field(default=8 * 3600.0, gt=0, lt=1e9)
+    budget: Annotated[Seconds, Field(gt=0)] = 8 * 3600.0
     confidence: float = Field(default=0.99, ge=0.5, lt=1)
+    at_least: float = Field(default=2.0, ge=1, le=100)
+    signature: Annotated[str, Field(min_length=1)] | None = None
+    unit: Unit = "turns"
+    kernel_log: str = "auto"
+    port: int = Field(default=0, ge=0, lt=65536)
+    executor: Literal["local", "ray"] = "local"
+    notify: list[str] = []
+    allow_reboot: int = Field(default=0, ge=0, le=100)
     settings: dict[Name, Text] = {}
     flags: list[Flag] = []
     variables: dict[str, list[OneValue]] = {}
@@ -131,14 +182,41 @@ class Campaign(BaseModel):
         """The variables. Raises ``UsageError`` for a name or values that cannot be."""
         return tuple(Variable(name, tuple(values)) for name, values in self.variables.items())
 
-    def order(self, arm: PlannedArm) -> Order:
-        """What to launch for an arm."""
-        return Order(self.engine, arm.settings, arm.flags, self.model)
+    @property
+    def cap(self) -> float:
+        """Exposure of a launch that reaches its end; of output tokens, the most that it can reach."""
+        turns = self.turns * self.load.conversations
+        return float(turns if self.unit == "turns" else turns * self.load.max_tokens)
+
+    @property
+    def tolerated(self) -> frozenset[OutcomeName]:
+        """Outcomes that are no fault here: what the model wrote, unless the fault that is looked for is just that."""
+        hunted = self.signature or ""
+        return frozenset(name for name in CONTENT if not hunted.startswith(turn_signature(name)))
+
+    @property
+    def rule(self) -> Rule:
+        """When evidence is enough. Add-back arms are not among those that share the error: none of them is a cause."""
+        judged = sum(arm.role in ("one", "all_off", "pair") for arm in self.arms)
+        return Rule(confidence=self.confidence, arms=judged, at_least=self.at_least)
+
+    def arm(self, name: str) -> PlannedArm:
+        """The arm of that name. Raises ``RecordError``: a journal may be of another version's making."""
+        found = next((arm for arm in self.arms if arm.name == name), None)
+        if found is None:
+            raise RecordError(f"the campaign has no arm {name!r}", remedy="Was its journal made by another version?")
+        return found
+
+    def order(self, arm: PlannedArm, *, caller: Mapping[str, str] | None = None, mark: str = "") -> Order:
+        """What to launch for an arm, from the environment of ``caller`` (None: this process's)."""
+        environment = arm.environment(os.environ if caller is None else caller)
+        return Order(self.engine, arm.settings, arm.flags, self.model, self.port, self.limits.start, environment, mark)
 
     def check(self) -> Self:
         """Itself, after everything that can be known before a launch was looked at. Raises ``UsageError``: no engine,
         reproducer or variable of that name, settings of an arm that its engine would refuse."""
         find_reproducer(self.reproducer)
+        KernelLogWatcher(self.kernel_log, RealClock())
         tool_definitions(self.load.tools)
         for arm in self.arms:
             self.order(arm)
@@ -164,6 +242,7 @@ class Campaign(BaseModel):
             "settings": redact_settings(self.settings),
             "flags": redact_flags(self.flags),
         }
+        data["notify"] = [HIDDEN for _ in self.notify]
         for name in filter(is_secret, self.variables):
             data["variables"][name] = [value if value == UNSET else HIDDEN for value in data["variables"][name]]
         return data
@@ -179,6 +258,9 @@ class Campaign(BaseModel):
             return cls.model_validate(dict(data))
         except ValidationError as error:
             raise _refusal(error, where) from error
+
+
+_TABLES: dict[str, type[BaseModel]] = {"load": Load, "limits": Limits}
 
 
 def read_campaign(path: Path) -> Campaign:
@@ -198,6 +280,7 @@ def merge_campaign(
     given: Mapping[str, Any],
     *,
     load: Mapping[str, Any] | None = None,
+    limits: Mapping[str, Any] | None = None,
     settings: Mapping[str, str] | None = None,
     flags: Sequence[str] = (),
     variables: Sequence[Variable] = (),
@@ -205,9 +288,9 @@ def merge_campaign(
 ) -> Campaign:
     """``base`` (a file's, or ``Campaign()``) with what the command line says, which wins; checked.
 
-    ``given``: scalar fields by name; ``load``: likewise, of the load; None stands for what was not given. ``settings``
-    replace by name, ``flags`` by what they set, ``variables`` by what they set too, in the file's place of it; what is
-    new comes last. ``pairs`` are added. An engine other than the file's drops the file's model.
+    ``given``: scalar fields by name; ``load`` and ``limits``: likewise, of those tables; None stands for what was not
+    given. ``settings`` replace by name, ``flags`` by what they set, ``variables`` by what they set too, in the file's
+    place of it; what is new comes last. ``pairs`` are added. An engine other than the file's drops the file's model.
     """
     data = base.to_json()
     said = {name: value for name, value in given.items() if value is not None}
@@ -215,6 +298,7 @@ def merge_campaign(
         data["model"] = ""
     data |= said
     data["load"] |= {name: value for name, value in (load or {}).items() if value is not None}
+    data["limits"] |= {name: value for name, value in (limits or {}).items() if value is not None}
     data["settings"] |= settings or {}
     replaced = {flag_key(flag) for flag in flags if flag.startswith("-")}
     data["flags"] = [flag for flag in base.flags if flag_key(flag) not in replaced] + list(flags)
@@ -235,7 +319,10 @@ def _refusal(error: ValidationError, where: str) -> UsageError:
     found = error.errors()
     remedies = [near for one in found if (near := _near(one))]
     keys = ", ".join(name for name in Campaign.model_fields if name != "format")
-    remedy = " ".join(dict.fromkeys(remedies)) or f"Keys: {keys}; of [load]: {', '.join(Load.model_fields)}."
+    remedy = (
+        " ".join(dict.fromkeys(remedies))
+        or f"Keys: {keys}; of [load]: {', '.join(Load.model_fields)}; of [limits]: {', '.join(Limits.model_fields)}."
+    )
     return UsageError(f"{where}: " + "; ".join(dict.fromkeys(_told(one) for one in found)), remedy=remedy)
 
 
@@ -251,10 +338,9 @@ def _near(one: ErrorDetails) -> str:
     if one["type"] != "extra_forbidden":
         return ""
     *above, name = (str(part) for part in one["loc"])
-    known = Load.model_fields if above == ["load"] else Campaign.model_fields
+    known = _TABLES.get(".".join(above), Campaign).model_fields
     near = difflib.get_close_matches(name, known, n=1)
     if near:
         return f"{'.'.join([*above, near[0]])} was probably meant."
-    if not above and name in Load.model_fields:
-        return f"{name} belongs under [load]."
-    return ""
+    table = next((table for table, model in _TABLES.items() if not above and name in model.model_fields), "")
+    return f"{name} belongs under [{table}]." if table else ""

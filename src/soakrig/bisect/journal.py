@@ -10,14 +10,16 @@ Every call is one transaction. How the campaign uses it::
         journal.note("engine", run, pid=engine.pid, since=engine.create_time)
         journal.move(run, "ready")
         journal.move(run, "probing")                                # before the first request
-        journal.turn(run, Turn(1, "ok"))                            # after every turn that is not the last
-        journal.move(run, "faulted", turn=Turn(2, "error_frame"), exposure=2, signature="Xid 31")   # last turn, result
+        journal.turn(run, Turn(1, "ok"))                            # after every turn
+        journal.turn(run, Turn(2, "error_frame"))
+        journal.move(run, "faulted", exposure=2, signature="Xid 31")    # the result
         journal.move(run, "teardown")                               # before the engine is stopped
         journal.move(run, "settled")                                # after nothing of it is left
 
     evidence = Evidence(journal.arm_runs())                         # settled runs only, each once
 
-The last turn and the result go in one call, so that no kill falls between them. ``note`` records any other intent
+A kill between the last turn and the result leaves a run that is ``interrupted``; its run folder may still show the
+fault. ``note`` records any other intent
 before it is carried out; ``note(REBOOT)`` before a reboot is what tells it from a crash of the host.
 
 ``resume`` first puts in order what was left, by the boot of each run (``recover``), and then the loop
@@ -279,9 +281,22 @@ class Journal:
             sql = "SELECT conversation, number, outcome, exposure, detail FROM turns WHERE run = ? ORDER BY rowid"
             return tuple(Turn.of(row) for row in self._db.execute(sql, (_id(run),)))
 
+    def spans(self) -> dict[int, tuple[float, float]]:
+        """When each launched run began and how far it is known to have gone, seconds since the epoch: what a later
+        process wrote to put it in order is not its own time."""
+        own = "SELECT run, time, what FROM notes WHERE run IS NOT NULL AND detail NOT LIKE '%\"found\"%'"
+        sql = f"""
+            SELECT run, min(CASE WHEN what = 'launching' THEN time END) AS began, max(time)
+            FROM ({own} UNION ALL SELECT run, time, '' FROM turns) GROUP BY run HAVING began IS NOT NULL
+        """  # noqa: S608  (constants)
+        with self._mutex, reading(self._path):
+            return {run: (began, last) for run, began, last in self._db.execute(sql)}
+
     def arm_runs(self) -> tuple[ArmRun, ...]:
-        """Settled runs as the statistics take them, each once."""
-        return tuple(run.evidence() for run in self.runs() if run.state == "settled")
+        """Settled runs as the statistics take them, each once. Without the interrupted ones: that this tool ended says
+        nothing of an arm, not even that it cannot be launched."""
+        settled = (run for run in self.runs() if run.state == "settled")
+        return tuple(run.evidence() for run in settled if run.result != "interrupted")
 
     def _refuse_another(self, campaign: Mapping[str, Any]) -> None:
         mine, asked = self.campaign, orjson.loads(orjson.dumps(dict(campaign)))

@@ -51,7 +51,7 @@ app.command("run")(run.run)
 app.command("watch")(watch.watch)
 app.command("report")(report.report)
 app.command("doctor")(doctor.doctor)
-app.command("bisect", context_settings={"ignore_unknown_options": True})(bisect_verb.bisect)
+app.add_typer(bisect_verb.app, name="bisect", help="Find the one variable that causes a fault, unattended.")
 app.add_typer(repro.app, name="repro")
 app.add_typer(engine.app, name="engine")
 

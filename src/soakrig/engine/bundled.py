@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from typing import Literal
 from soakrig.engine.environment import engine_environment
 from soakrig.engine.launcher import EngineProcess, launch
 from soakrig.engine.ports import refuse_if_taken
+from soakrig.engine.vllm.command import vllm_command
+from soakrig.engine.vllm.installation import find_installation
 from soakrig.engine.vllm.launch import START_S, launch_vllm
 from soakrig.engine.vllm.served_model import read_model
 from soakrig.engine.vllm.tiny_cache import tiny_model
@@ -25,7 +28,8 @@ EMBEDDED_START_S = 120.0
 @dataclass(frozen=True)
 class Order:
     """An engine to start: one of ``BUNDLED``. ``model``: a checkpoint's folder, for vllm alone. ``port``: 0 takes a
-    free one. ``start_s``: how long the start may take, None for the engine's own default."""
+    free one. ``start_s``: how long the start may take, None for the engine's own default. ``caller``: the environment
+    to take the caller's variables from, None for this process's. ``mark``: of its processes, made up where empty."""
 
     name: str
     settings: Mapping[str, str]
@@ -33,6 +37,8 @@ class Order:
     model: str = ""
     port: int = 0
     start_s: float | None = None
+    caller: Mapping[str, str] | None = None
+    mark: str = ""
 
     def __post_init__(self) -> None:
         check_engine(self.name)
@@ -68,12 +74,12 @@ def launch_bundled(
     folder: Path,
     note: Callable[[str], None] = lambda text: None,
     progress: Callable[[str], None] = lambda text: None,
+    give_up: Callable[[], str] = lambda: "",
 ) -> EngineProcess:
     """Start what was ordered, with its log in ``folder``; ``note`` and ``progress`` as in ``launch_vllm``, which also
-    says what is raised."""
+    says what is raised. ``give_up``: asked while it starts; a text ends the wait with an ``EngineStartError``."""
     if order.name == EMBEDDED:
-        timeout = order.start_s or EMBEDDED_START_S
-        return launch_embedded(order.settings, order.flags, folder, port=order.port, timeout=timeout)
+        return launch_embedded(order, folder, give_up)
     model = tiny_model(progress) if order.name == TINY else read_model(order.model)
     return launch_vllm(
         model,
@@ -84,35 +90,50 @@ def launch_bundled(
         timeout=order.start_s or START_S,
         note=note,
         progress=progress,
+        caller=order.caller,
+        mark=order.mark,
+        give_up=give_up,
     )
 
 
-def launch_embedded(
-    settings: Mapping[str, str],
-    flags: Sequence[str],
-    folder: Path,
-    *,
-    port: int = 0,
-    timeout: float = EMBEDDED_START_S,
-) -> EngineProcess:
+def preview(order: Order, port_file: Path) -> tuple[list[str], dict[str, str]]:
+    """The command line and environment that ``launch_bundled`` would start, without its mark; port 0 stands for one
+    that is chosen then. Makes the tiny checkpoint where it is missing. Raises as ``launch_vllm`` before it starts."""
+    if order.name == EMBEDDED:
+        return _embedded_command(order, port_file)
+    model = tiny_model(lambda text: None) if order.name == TINY else read_model(order.model)
+    caller = os.environ if order.caller is None else order.caller
+    command = vllm_command(find_installation(), model, order.port, order.settings, order.flags, caller)
+    return command.argv, command.env
+
+
+def _embedded_command(order: Order, port_file: Path) -> tuple[list[str], dict[str, str]]:
+    taken = next((flag for flag in order.flags if flag.partition("=")[0] in ("--port", "--port-file")), None)
+    if taken is not None:
+        raise UsageError(f"--arg={taken} is set by this tool", remedy="Use --port for the port.")
+    own = ["--port", str(order.port), "--port-file", str(port_file)]
+    argv = [sys.executable, "-m", "soakrig.engine.embedded", *own, *order.flags]
+    return argv, engine_environment(order.settings, order.caller)
+
+
+def launch_embedded(order: Order, folder: Path, give_up: Callable[[], str] = lambda: "") -> EngineProcess:
     """Start the embedded engine with its log and port file in ``folder`` and wait until it is ready.
 
     Raises ``PreflightRefusedError`` when ``port`` is taken (naming who holds it), ``UsageError`` when it refuses a
     flag or a setting, and ``EngineStartError`` when it does not come up.
     """
-    refuse_if_taken(port)
-    taken = next((flag for flag in flags if flag.partition("=")[0] in ("--port", "--port-file")), None)
-    if taken is not None:
-        raise UsageError(f"--arg={taken} is set by this tool", remedy="Use --port for the port.")
+    refuse_if_taken(order.port)
     port_file = folder / "engine.port"
-    argv = [sys.executable, "-m", "soakrig.engine.embedded", "--port", str(port), "--port-file", str(port_file), *flags]
+    argv, env = _embedded_command(order, port_file)
     try:
         return launch(
             argv,
-            env=engine_environment(settings),
+            env=env,
             log_path=folder / "engine.log",
             port_file=port_file,
-            timeout=timeout,
+            timeout=order.start_s or EMBEDDED_START_S,
+            mark=order.mark,
+            give_up=give_up,
         )
     except EngineStartError as error:
         if error.exit_status == UsageError.exit_code:  # it refused a flag or a setting, as its own command would

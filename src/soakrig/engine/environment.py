@@ -34,5 +34,6 @@ def parse_settings(pairs: Sequence[str]) -> dict[str, str]:
 
 def engine_environment(settings: Mapping[str, str], caller: Mapping[str, str] | None = None) -> dict[str, str]:
     """What the engine gets: the caller's variables of known names, then ``settings``."""
-    inherited = {name: value for name, value in (caller or os.environ).items() if PASSED_ON.match(name)}
+    inherited = os.environ if caller is None else caller
+    inherited = {name: value for name, value in inherited.items() if PASSED_ON.match(name)}
     return {**inherited, "PYTHONUNBUFFERED": "1", **settings}

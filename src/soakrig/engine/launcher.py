@@ -216,13 +216,16 @@ def launch(
     timeout: float = 300.0,
     grace: float = DEFAULT_GRACE,
     scratch: bool = False,
+    mark: str = "",
+    give_up: Callable[[], str] = lambda: "",
 ) -> EngineProcess:
     """Start ``argv`` with exactly ``env`` (plus the mark) and wait until it is ready.
 
     Ready means: the port file holds a port number (where one is given; an old file is removed first), and ``ready``
     returns True (where it is given; asked every 20 ms, an exception ends the wait). Standard output and error are
     appended to ``log_path``; standard input is empty. ``grace`` is what the engine gets should this process vanish.
-    With ``scratch`` it gets a temporary folder of its own (``TMPDIR``), removed with all that it left there.
+    With ``scratch`` it gets a temporary folder of its own (``TMPDIR``), removed with all that it left there. ``mark``:
+    the value of ``MARK``, made up where empty. ``give_up``: asked while it starts; a text ends the wait.
 
     Raises EngineStartError, with the exit status and the log's last lines, when the program cannot be run, ends, or is
     not ready within ``timeout`` seconds; then nothing of it is left. Makes this process a subreaper (prctl(2)).
@@ -236,10 +239,10 @@ def launch(
     with log_path.open("ab") as log:
         log_start = log.seek(0, os.SEEK_END)
         folder = tempfile.mkdtemp(prefix="soakrig-") if scratch else ""
-        engine = _start_keeper([*argv], {**env, "TMPDIR": folder} if folder else {**env}, log, cwd, grace, folder)
+        engine = _start_keeper([*argv], {**env, "TMPDIR": folder} if folder else {**env}, log, cwd, grace, folder, mark)
     engine.port = port
     try:
-        _wait_ready(engine, argv, ready, port_file, timeout, log_start)
+        _wait_ready(engine, argv, ready, port_file, timeout, log_start, give_up)
     except BaseException:
         engine.stop(min(grace, 5.0))
         raise
@@ -247,9 +250,9 @@ def launch(
 
 
 def _start_keeper(
-    argv: list[str], env: dict[str, str], log: IO[bytes], cwd: Path | None, grace: float, scratch: str
+    argv: list[str], env: dict[str, str], log: IO[bytes], cwd: Path | None, grace: float, scratch: str, mark: str
 ) -> EngineProcess:
-    mark = uuid.uuid4().hex
+    mark = mark or uuid.uuid4().hex
     env[MARK] = mark
     status_read, status_write = os.pipe()
     control_read, control_write = os.pipe()
@@ -280,6 +283,7 @@ def _wait_ready(
     port_file: Path | None,
     timeout: float,
     log_start: int,
+    give_up: Callable[[], str],
 ) -> None:
     def fail(what: str, remedy: str, status: int | None = None) -> EngineStartError:
         tail = log_tail(engine.log_path, log_start)
@@ -303,6 +307,8 @@ def _wait_ready(
             raise fail(f"the engine ended before it was ready, {_how(status)}", "see why in the log", status)
         if up:
             return
+        if why := give_up():
+            raise EngineStartError(f"the engine was given up before it was ready: {why}")
         if time.monotonic() >= deadline:
             raise fail(f"the engine was not ready within {timeout:g} s", "allow more time, or see what it waits for")
         time.sleep(_POLL)

@@ -139,6 +139,7 @@ class Judge:
         result.gates = [parse_gate(text).check(result) for text in self.manifest.gates]
         verdict = self._verdict(result, unfinished)
         result.verdict, result.exit_code, result.reasons = verdict.name, EXIT_CODES[verdict.name], verdict.reasons
+        result.unknown = verdict.unknowns
         return result
 
     # -- one event -----------------------------------------------------------------------------------------------

@@ -45,3 +45,6 @@ WORK_DONE: frozenset[OutcomeName] = frozenset(
     {"ok", "answerless", "truncated", "error_frame", "hung", "malformed", "tool_malformed", "degenerate"}
 )
 """Outcomes that can count as exposure: the engine took the turn up and sent data."""
+
+CONTENT: frozenset[OutcomeName] = frozenset({"answerless", "tool_malformed", "degenerate"})
+"""Outcomes that speak of what the model wrote in a reply that was served whole."""

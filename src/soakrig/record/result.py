@@ -169,7 +169,8 @@ class ToolHealth(_Part):
 
 
 class Result(_Part):
-    """The whole of ``result.json``."""
+    """The whole of ``result.json``. ``unknown``: those of the reasons that say what could not be seen or done, also in
+    a fail."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
@@ -178,6 +179,7 @@ class Result(_Part):
     verdict: VerdictName
     exit_code: int
     reasons: list[str]
+    unknown: list[str] = []
     simulated: bool
     exposure: Exposure
     outcomes: dict[str, int]

@@ -34,6 +34,11 @@ class Verdict:
         """Worst first, else in the order in which they were found."""
         return [text for _, text in sorted(self._reasons, key=lambda item: -_RANK[item[0]])]
 
+    @property
+    def unknowns(self) -> list[str]:
+        """What could not be seen or done, also where the verdict is fail."""
+        return [text for name, text in self._reasons if name == "inconclusive"]
+
     def _add(self, name: VerdictName, reason: str) -> None:
         self._reasons.append((name, reason))
         if _RANK[name] > _RANK[self.name]:

@@ -33,7 +33,8 @@ NO_QUESTION: frozenset[OutcomeName] = frozenset({"ok", "aborted", "post_mortem"}
 @dataclass
 class Load:
     """Drives conversations and names every turn's outcome. ``tell`` takes each event (judge, views); turns are
-    committed to disk before the next one of their conversation leaves.
+    committed to disk before the next one of their conversation leaves. ``tolerated``: outcomes that do not count
+    towards ``max_bad``.
     """
 
     client: ChatClient
@@ -46,10 +47,12 @@ class Load:
     tell: Callable[[Event], None]
     accept: Collection[str] = ()
     max_bad: int = 10
+    tolerated: Collection[OutcomeName] = ()
     ended: EndReason | None = None
     detail: str = ""
     dead: bool = False
     bad: int = 0
+    counted: int = 0
     current: dict[int, tuple[Turn, Reply]] = field(default_factory=dict[int, tuple[Turn, Reply]])
     recent: deque[tuple[Turn, Reply]] = field(default_factory=lambda: deque[tuple[Turn, Reply]](maxlen=RECENT))
     first_sent: float | None = None
@@ -132,8 +135,9 @@ class Load:
             if life.alive is False:
                 self._found_dead(turn, life)
                 return
-        if self.max_bad and self.bad >= self.max_bad:
-            self.end("too_many_bad", f"{self.bad} turns were not ok (--max-bad)")
+        self.counted += outcome.name not in self.tolerated
+        if self.max_bad and self.counted >= self.max_bad:
+            self.end("too_many_bad", f"{self.counted} turns were not ok (--max-bad)")
 
     def _found_dead(self, turn: Turn, life: Life) -> None:
         if self.dead:

@@ -23,6 +23,7 @@ from soakrig.record.events import (
 )
 from soakrig.record.judge import Judge
 from soakrig.record.manifest import Manifest, Plan
+from soakrig.record.outcome import OutcomeName
 from soakrig.record.request_log import RequestLog
 from soakrig.record.result import Result
 from soakrig.record.signal import Signal, SourceName, SourceState
@@ -43,7 +44,8 @@ from soakrig.soak.watch.watcher import Sample, WatchGroup
 class RunSpec:
     """What a run is to do. ``conversations`` makes the load once the target has said what it is; ``settle_*``: how
     long the watchers go on after the last turn, since a fault's last lines come late; ``retry_s``: the pause before an
-    engine that gave no sign of life is asked once more."""
+    engine that gave no sign of life is asked once more. ``tolerated``: outcomes that do not count towards
+    ``max_bad``."""
 
     reproducer: str
     plan: Plan
@@ -54,6 +56,7 @@ class RunSpec:
     timeouts: Timeouts = field(default_factory=Timeouts)
     kernel_log: str = "auto"
     max_bad: int = 10
+    tolerated: frozenset[OutcomeName] = frozenset()
     on_fault: Literal["stop", "continue"] = "stop"
     keep_text: bool = True
     transcript: dict[str, Any] | None = None
@@ -114,6 +117,7 @@ class SoakRun:
         self.folder: Path | None = None
         self._task: asyncio.Task[None] | None = None
         self._interrupts = 0
+        self._ready, self._early = False, ""
 
     async def run(self) -> Result:
         """The whole run; its result is also in the run folder.
@@ -161,7 +165,11 @@ class SoakRun:
             self._tell,
             self.spec.accept,
             self.spec.max_bad,
+            self.spec.tolerated,
         )
+        self._ready = True
+        if self._early:
+            self.load.end("interrupted", f"{self._early} before the first turn")
         for state in watchers.absent:
             self._take(SourceChanged(self.clock.time(), self.clock.monotonic(), state))
         group = WatchGroup(watchers.watchers, _Sink(asyncio.get_running_loop(), self.clock, self._take), self.clock)
@@ -261,7 +269,9 @@ class SoakRun:
     def interrupt(self, how: str = "Ctrl-C") -> None:
         """The first call ends the run after the turns in flight; the second ends it at once."""
         self._interrupts += 1
-        if self._interrupts == 1:
+        if not self._ready:
+            self._early = self._early or how
+        elif self._interrupts == 1:
             self.load.end("interrupted", f"{how} after {self.judge.exposure.turns} turns")
         elif self._task is not None:
             self._task.cancel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import secrets
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -49,7 +50,8 @@ class Plant(BaseModel):
     """One planted fault.
 
     ``hazard``: probability per turn once ``after`` is behind; ``when``: settings that must hold, by environment name;
-    ``xid``: number or whole line to write to ``kernel_log`` first.
+    ``xid``: number or whole line to write to ``kernel_log`` first. ``seed``: of the draws; without one every start
+    draws its own, as a real fault does not come at the same turn of each launch.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -59,7 +61,7 @@ class Plant(BaseModel):
     when: dict[str, str] = Field(default_factory=dict[str, str])
     xid: Annotated[int, Field(ge=1, le=9999)] | str | None = None
     kernel_log: str | None = None
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0)] | None = None
 
     @field_validator("after", mode="before")
     @classmethod
@@ -129,10 +131,12 @@ class PlantClock:
     """Counts turns and decides, once for each, whether the fault strikes.
 
     One draw a turn, in order of arrival, whether or not it can strike, so that a seed means the same turns under any
-    ``after`` and ``when``.
+    ``after`` and ``when``. Its ``plant`` has the seed that is in use.
     """
 
     def __init__(self, plant: Plant, *, holds: bool) -> None:
+        if plant.seed is None:
+            plant = plant.model_copy(update={"seed": secrets.randbelow(1 << 31)})
         self.plant = plant
         self._holds = holds
         self._draws = random.Random(plant.seed)

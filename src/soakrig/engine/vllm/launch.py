@@ -44,17 +44,21 @@ def launch_vllm(
     timeout: float = START_S,
     note: Callable[[str], None] = lambda text: None,
     progress: Callable[[str], None] = lambda text: None,
+    caller: Mapping[str, str] | None = None,
+    mark: str = "",
+    give_up: Callable[[], str] = lambda: "",
 ) -> EngineProcess:
     """Serve ``model`` with vLLM, its log in ``folder``, and wait until it has answered a generation.
 
-    ``note`` is told what the user's flags took the place of, ``progress`` how far the start has come.
+    ``note`` is told what the user's flags took the place of, ``progress`` how far the start has come. ``caller``: the
+    environment to take the caller's variables from, None for this process's; ``mark`` and ``give_up`` as in ``launch``.
     Raises ``PreflightRefusedError`` when there is no vLLM, ``port`` is taken or the plug-in refuses, ``UsageError``
     when vLLM or the plug-in refuses a flag or a setting, and ``EngineStartError`` when it does not come up.
     """
     refuse_if_taken(port)
     installation = find_installation()
     port = port or free_port()
-    command = vllm_command(installation, model, port, settings, flags, os.environ)
+    command = vllm_command(installation, model, port, settings, flags, os.environ if caller is None else caller)
     for text in command.notes:
         note(text)
     progress(f"{installation.text} starts")
@@ -69,6 +73,8 @@ def launch_vllm(
             port=port,
             timeout=timeout,
             scratch="TMPDIR" not in settings,
+            mark=mark,
+            give_up=give_up,
         )
     except EngineStartError as error:
         raise explain(error, log) from error

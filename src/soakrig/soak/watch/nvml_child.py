@@ -1,10 +1,10 @@
 """The process that talks to NVML: ``python -P -m soakrig.soak.watch.nvml_child PARENT``.
 
 NVML can hang for good inside the driver, and then takes every thread of its process along; so only this process loads
-it. One JSON object a line each way: to ``{"id": n, "op": "open"}`` and ``{"id": n, "op": "poll"}`` it answers with
-``{"id": n, "ok": {...}}``, or with ``{"id": n, "absent": text}`` where the machine has no NVML. It ends at the end of
-its input, and with its parent even while a call hangs. Calls come from one thread: NVML's event sets are not thread
-safe.
+it. One JSON object a line each way: to ``{"id": n, "op": "open"}``, then ``"poll"`` (events and figures of a second) or
+``"state"`` (what a card is and the condition it is in), it answers with ``{"id": n, "ok": {...}}``, or with
+``{"id": n, "absent": text}`` where the machine has no NVML. It ends at the end of its input, and with its parent even
+while a call hangs. Calls come from one thread: NVML's event sets are not thread safe.
 """
 
 from __future__ import annotations
@@ -65,7 +65,11 @@ class _Nvml:
         return {"driver": driver, "gpus": self._names, "notes": notes}
 
     def poll(self) -> dict[str, Any]:
-        return {"events": self._events(), "gpus": [self._read(n, handle) for n, handle in enumerate(self._handles)]}
+        gpus = [self._read(n, self._figures(handle)) for n, handle in enumerate(self._handles)]
+        return {"events": self._events(), "gpus": gpus}
+
+    def state(self) -> dict[str, Any]:
+        return {"gpus": [self._read(n, self._conditions(handle)) for n, handle in enumerate(self._handles)]}
 
     def _register(self) -> list[str]:
         nv = self._nv
@@ -107,10 +111,21 @@ class _Nvml:
             found.append(event)
         return found
 
-    def _read(self, number: int, handle: Any) -> dict[str, Any]:
-        nv = self._nv
+    def _read(self, number: int, readings: dict[str, Callable[[], Any]]) -> dict[str, Any]:
+        """What the GPU supports of ``readings``; ``failed`` where it is lost."""
         gpu: dict[str, Any] = {**self._names[number]}
-        readings: dict[str, Callable[[], Any]] = {
+        for name, read in readings.items():
+            try:
+                gpu[name] = read()
+            except self._nv.NVMLError as error:
+                if error.value in (_GPU_IS_LOST, _RESET_REQUIRED):
+                    gpu["failed"] = {"code": error.value, "text": _text(error)}
+                    break
+        return gpu
+
+    def _figures(self, handle: Any) -> dict[str, Callable[[], Any]]:
+        nv = self._nv
+        return {
             "memory": lambda: _memory(nv.nvmlDeviceGetMemoryInfo(handle)),
             "util_percent": lambda: nv.nvmlDeviceGetUtilizationRates(handle).gpu,
             "temperature_c": lambda: nv.nvmlDeviceGetTemperature(handle, nv.NVML_TEMPERATURE_GPU),
@@ -121,30 +136,47 @@ class _Nvml:
             "recovery_action": lambda: self._recovery(handle),
             "processes": lambda: self._processes(handle),
         }
-        for name, read in readings.items():
-            try:
-                gpu[name] = read()
-            except nv.NVMLError as error:
-                if error.value in (_GPU_IS_LOST, _RESET_REQUIRED):
-                    gpu["failed"] = {"code": error.value, "text": _text(error)}
-                    break
-        return gpu
 
-    def _ecc(self, handle: Any, kind: int) -> int:
-        return self._nv.nvmlDeviceGetTotalEccErrors(handle, kind, self._nv.NVML_VOLATILE_ECC)
+    def _conditions(self, handle: Any) -> dict[str, Callable[[], Any]]:
+        nv = self._nv
+        clocks = {"graphics": nv.NVML_CLOCK_GRAPHICS, "sm": nv.NVML_CLOCK_SM, "memory": nv.NVML_CLOCK_MEM}
+        rows = ("correctable", "uncorrectable", "pending", "failed")
+        lifetime = nv.NVML_AGGREGATE_ECC
+        return {
+            **self._figures(handle),
+            # Graphics processes hold memory on a desktop and are nobody's intruders, so they are left out.
+            "compute_pids": lambda: [pid for pid, _ in self._processes(handle, ("Compute", "MPSCompute"))],
+            "vbios": lambda: _str(nv.nvmlDeviceGetVbiosVersion(handle)),
+            "power_limit_w": lambda: nv.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000.0,
+            "clocks_mhz": lambda: {name: nv.nvmlDeviceGetClockInfo(handle, one) for name, one in clocks.items()},
+            "performance_state": lambda: nv.nvmlDeviceGetPerformanceState(handle),
+            "persistence_mode": lambda: bool(nv.nvmlDeviceGetPersistenceMode(handle)),
+            "pcie_generation": lambda: nv.nvmlDeviceGetCurrPcieLinkGeneration(handle),
+            "pcie_width": lambda: nv.nvmlDeviceGetCurrPcieLinkWidth(handle),
+            "ecc_lifetime_corrected": lambda: self._ecc(handle, nv.NVML_MEMORY_ERROR_TYPE_CORRECTED, lifetime),
+            "ecc_lifetime_uncorrected": lambda: self._ecc(handle, nv.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, lifetime),
+            "remapped_rows": lambda: dict(zip(rows, nv.nvmlDeviceGetRemappedRows(handle), strict=True)),
+        }
+
+    def _ecc(self, handle: Any, kind: int, counter: int | None = None) -> int:
+        """Errors since the driver was loaded, or of ``counter``."""
+        since = self._nv.NVML_VOLATILE_ECC if counter is None else counter
+        return self._nv.nvmlDeviceGetTotalEccErrors(handle, kind, since)
 
     def _recovery(self, handle: Any) -> int | None:
         (value,) = self._nv.nvmlDeviceGetFieldValues(handle, [_RECOVERY_FIELD])
         return int(value.value.uiVal) if value.nvmlReturn == 0 else None
 
-    def _processes(self, handle: Any) -> list[list[int | None]]:
-        """[pid, bytes or None] of everything that NVML says holds memory; a pid may be in several lists."""
+    def _processes(
+        self, handle: Any, kinds: tuple[str, ...] = ("Compute", "Graphics", "MPSCompute")
+    ) -> list[tuple[int, int | None]]:
+        """(pid, bytes or None) of everything that NVML says holds memory; a pid may be in several lists."""
         held: dict[int, int | None] = {}
-        for name in ("Compute", "Graphics", "MPSCompute"):
+        for name in kinds:
             for row in getattr(self._nv, f"nvmlDeviceGet{name}RunningProcesses")(handle):
                 known = held.get(row.pid)
                 held[row.pid] = row.usedGpuMemory if known is None else max(known, row.usedGpuMemory or 0)
-        return [[pid, used] for pid, used in held.items()]
+        return list(held.items())
 
     def _value(self, read: Callable[[], Any]) -> Any:
         try:
@@ -197,7 +229,7 @@ def _answer(nvml: _Nvml | None, request: dict[str, Any]) -> tuple[_Nvml | None, 
             return nvml, {"ok": nvml.open()}
         if nvml is None:
             return None, {"absent": "NVML was not opened"}
-        return nvml, {"ok": nvml.poll()}
+        return nvml, {"ok": nvml.state() if request["op"] == "state" else nvml.poll()}
     except ImportError as error:
         return None, {"absent": f"the Python binding of NVML cannot be loaded: {error}"}
     except Exception as error:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from soakrig.clock import Clock
+from soakrig.errors import WatcherError
 from soakrig.soak.watch import proc
 
 
@@ -105,3 +106,44 @@ class NvmlSession:
         except subprocess.TimeoutExpired:
             return False
         return True
+
+
+def read_once(
+    op: str, clock: Clock, *, env: Mapping[str, str] | None = None, deadline: float = 30.0
+) -> dict[str, Any] | str:
+    """One answer to ``op`` ("state", "poll") from a child of its own, with what "open" told merged in; or the text of
+    why there is none: no NVML here, or it shows no GPU.
+
+    ``deadline``: seconds for both requests together; loading the driver of a card that nobody uses takes some. ``env``:
+    of the child, None for this process's own. Raises ``WatcherError`` where NVML hangs, fails or ends its process.
+    """
+    end = clock.monotonic() + deadline
+    session = NvmlSession(clock, env)
+    try:
+        opened = _asked(session, "open", deadline)
+        if "ok" not in opened:
+            return f"no NVML here: {opened.get('absent', 'no reason given')}"
+        if not opened["ok"]["gpus"]:
+            return "; ".join(["no NVML here: it shows no GPU", *opened["ok"]["notes"]])
+        answer = _asked(session, op, max(0.1, end - clock.monotonic()))
+        if "ok" not in answer:
+            text = answer.get("failed") or answer.get("absent")
+            raise WatcherError(f"NVML gave no {op}: {text}", remedy="`nvidia-smi -q` says more.")
+        return {**opened["ok"], **answer["ok"]}
+    finally:
+        session.close()
+
+
+def _asked(session: NvmlSession, op: str, seconds: float) -> dict[str, Any]:
+    """The answer, or ``WatcherError`` where there is none within ``seconds``."""
+    session.ask(op, seconds)
+    answer = session.answer(seconds)
+    if answer is not None:
+        return answer
+    silence = session.give_up()
+    if silence.exit_status is not None:
+        text = f"the process that reads NVML ended by itself ({op}), exit status {silence.exit_status}"
+    else:
+        text = f"NVML did not answer ({op}) within {seconds:g} s; its threads were: {silence.threads or 'unknown'}"
+        text += "" if silence.ended else "; SIGKILL does not end it"
+    raise WatcherError(text, remedy="Does `nvidia-smi` answer? A driver that hangs needs a reboot.")

@@ -1,0 +1,188 @@
+"""The page of a campaign: one whole HTML file that needs nothing, says every figure and can be read by everybody."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from itertools import pairwise
+
+import pytest
+
+from campaign_results import XID, arm, campaign, not_in_list, running, single, span
+from soakrig.record.campaign import ArmResult, CampaignResult
+from soakrig.reports.campaign_forest import LEFT, RIGHT, forest
+from soakrig.reports.campaign_page import campaign_html
+from soakrig.reports.campaign_text import UNITS, arm_row, inert, ordered
+
+MAKERS = (single, not_in_list, running)
+EMPTY = {"meta", "line", "path", "rect"}
+TAGS = {
+    "html", "head", "meta", "title", "style", "body", "header", "main", "footer", "section", "h1", "h2", "h3", "p",
+    "ul", "li",
+    "code", "strong", "small", "span", "div", "table", "caption", "thead", "tbody", "tr", "th", "td", "dl", "dt", "dd",
+    "figure", "figcaption", "details", "summary", "svg", "desc", "g", "line", "path", "rect", "text",
+}  # fmt: skip
+
+
+class Page(HTMLParser):
+    """A page as a list of tags, with attributes and the text below each. Refuses tags that do not close."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.found: list[tuple[str, dict[str, str], list[str]]] = []
+        self.open: list[tuple[str, dict[str, str], list[str]]] = []
+        self.feed(html)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, {name: value or "" for name, value in attrs}, []))
+        if tag not in EMPTY:
+            self.open.append(self.found[-1])
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in EMPTY:
+            assert self.open.pop()[0] == tag
+
+    def handle_data(self, data: str) -> None:
+        for _, _, texts in self.open:
+            texts.append(data)
+
+    def all(self, tag: str) -> list[str]:
+        """Text of each such element."""
+        return [" ".join("".join(texts).split()) for name, _, texts in self.found if name == tag]
+
+    def attributes(self, name: str) -> list[str]:
+        """Every value of an attribute."""
+        return [values[name] for _, values, _ in self.found if name in values]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_the_page_needs_no_network_and_holds_no_script(make: type) -> None:
+    html = campaign_html(make())
+    page = Page(html)
+    assert {tag for tag, _, _ in page.found} <= TAGS
+    names = {name for _, attributes, _ in page.found for name in attributes}
+    assert not [name for name in names if re.fullmatch(r"on.*|src|srcset|(xlink:)?href|style|action|data|poster", name)]
+    assert not re.search(r"url\(|@import|https?://|javascript:", html)
+    assert page.attributes("content")[-1].startswith("default-src 'none'")
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_headings_landmarks_and_tables_are_marked_up(make: type) -> None:
+    page = Page(campaign_html(make()))
+    heads = [int(tag[1]) for tag, _, _ in page.found if tag in ("h1", "h2", "h3")]
+    assert heads.count(1) == 1
+    assert all(after <= before + 1 for before, after in pairwise(heads))
+    ids = page.attributes("id")
+    assert len(ids) == len(set(ids))
+    for label in page.attributes("aria-labelledby"):
+        assert set(label.split()) <= set(ids)
+    tags = [tag for tag, _, _ in page.found]
+    assert tags.count("table") == tags.count("caption")
+    assert all(values.get("scope") in ("row", "col") for tag, values, _ in page.found if tag == "th")
+    boxes = [values for _, values, _ in page.found if values.get("class") == "scroll"]
+    assert len(boxes) == tags.count("table") + tags.count("svg")
+    assert all(box["tabindex"] == "0" and box["role"] == "region" and box["aria-label"] for box in boxes)
+
+
+def test_conclusion_first_then_the_rest() -> None:
+    heads = Page(campaign_html(single())).all("h2")
+    assert heads == ["Conclusion", "What this does not say", "Arms", "What the next night would buy", "Void launches",
+                     "Signatures seen", "Variables and settings", "Launches", "Provenance"]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_every_figure_is_in_the_page(make: type) -> None:
+    result: CampaignResult = make()
+    page = Page(campaign_html(result))
+    rows = page.all("tr")
+    for one in result.arms:
+        figures = [inert(text) for text in arm_row(one, UNITS[result.unit])]
+        assert any(all(figure in row for figure in figures) for row in rows), one.name
+    whole = " ".join("".join(page.found[0][2]).split())
+    said = [result.conclusion, *result.not_said, *result.outlook, *result.signatures, *result.proofs, result.folder]
+    assert [text for text in said if text not in whole] == []
+    for launch in result.launches:
+        assert any(row.startswith(f"{launch.id}{launch.arm}") for row in rows)
+
+
+def test_simulated_has_a_banner_and_real_has_none() -> None:
+    page = Page(campaign_html(running()))
+    (banner,) = [texts for _, values, texts in page.found if values.get("class") == "banner"]
+    assert "SIMULATED" in "".join(banner)
+    assert page.all("title")[0].startswith("SIMULATED")
+    assert "banner" not in Page(campaign_html(single())).attributes("class")
+
+
+def test_the_matrix_marks_what_differs_from_the_control() -> None:
+    page = Page(campaign_html(single()))
+    assert page.attributes("class").count("changed") == 3 + 1 + 1 + 1 + 2
+    assert page.attributes("class").count("same") == 6 * 3 - 8
+
+
+def test_a_secret_variable_is_hidden_in_the_matrix() -> None:
+    spec = {"variables": {"API_KEY": ["[redacted]", "[redacted]"]}}
+    one = arm("API_KEY", "one", changes={"API_KEY": "hunter2"})
+    assert "hunter2" not in campaign_html(campaign([arm("control", "control"), one], [], spec=spec))
+
+
+@pytest.mark.parametrize("spec", [{}, {"variables": []}, {"variables": {"A": []}, "settings": None, "flags": None}])
+def test_a_spec_that_says_little_is_shown_as_it_is(spec: dict[str, object]) -> None:
+    page = Page(campaign_html(campaign([arm("control", "control")], [], spec=spec, fingerprint={})))
+    assert "Launches" not in page.all("h2")
+
+
+def plot(*arms: ArmResult, at_least: float = 2.0):
+    """The forest plot of arms beside a control."""
+    return forest([arm("control", "control"), *arms], at_least)
+
+
+def test_the_plot_has_a_title_a_description_and_a_line_for_each_arm() -> None:
+    page = Page(campaign_html(single()))
+    (svg,) = [values for tag, values, _ in page.found if tag == "svg"]
+    assert svg["role"] == "img"
+    assert "0.1 to 10" in page.all("desc")[0]
+    assert len([tag for tag, _, _ in page.found if tag == "g"]) == 5
+    assert "svg" not in {tag for tag, _, _ in Page(campaign_html(running())).found}
+
+
+def test_places_on_the_plot_are_logarithmic() -> None:
+    drawn = plot(arm("a", "one", ratio=span(0.1, 1.0, 10.0)))
+    assert drawn is not None
+    (row,) = drawn.rows
+    assert (row.low, row.at, row.high) == (LEFT, (LEFT + RIGHT) / 2, RIGHT)
+    assert not row.open_left
+    assert not row.open_right
+    assert drawn.control == row.at
+    assert drawn.asked < drawn.control
+    assert [label for _, label in drawn.ticks] == ["0.1", "1", "10"]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "open_left", "open_right", "marked"),
+    [
+        (span(0.0, 0.0, 0.4), True, False, False),
+        (span(0.2, 0.9, None), False, True, True),
+        (span(0.2, 0.9, float("inf")), False, True, True),
+        (span(1e-9, 1e-6, 1e9), True, True, False),
+        (span(float("nan"), float("nan"), float("nan")), True, True, False),
+    ],
+)
+def test_what_is_off_the_axis_has_an_arrow(ratio: object, open_left: bool, open_right: bool, marked: bool) -> None:
+    drawn = plot(arm("a", "one", ratio=ratio), arm("b", "one"))
+    assert drawn is not None
+    row, not_judged = drawn.rows
+    assert (row.open_left, row.open_right, row.at is not None) == (open_left, open_right, marked)
+    assert LEFT <= row.low <= row.high <= RIGHT
+    assert not_judged.low is None
+    assert not_judged.text == "not judged"
+
+
+def test_no_plot_where_nothing_is_judged() -> None:
+    assert plot(arm("a", "one")) is None
+
+
+def test_arms_keep_the_order_of_their_roles() -> None:
+    assert [one.role for one in ordered(single().arms)] == ["control", "all_off", "one", "one", "one", "add_back"]
+    assert XID in campaign_html(single())

@@ -20,7 +20,7 @@ from soakrig.bisect.cards import Card, foreign, read_cards, wait_memory_back
 from soakrig.bisect.journal_rows import Turn
 from soakrig.bisect.launch_result import LaunchResult, read_result, void
 from soakrig.bisect.stop import Stop
-from soakrig.bisect.treatment import prove_treatment
+from soakrig.bisect.treatment import process_facts, prove_treatment
 from soakrig.bisect.variables import known_settings
 from soakrig.clock import Clock, RealClock
 from soakrig.engine.bundled import launch_bundled
@@ -48,7 +48,7 @@ class Teller(Protocol):
     """
 
     def started(self, engine: Mapping[str, Any]) -> None:
-        """The engine's process is there; ``engine``: pid, since, mark."""
+        """The engine is there; ``engine``: pid, since, mark, argv and environment of its process, secrets hidden."""
         ...
 
     def ready(self, facts: Mapping[str, Any]) -> None:
@@ -72,7 +72,11 @@ class Teller(Protocol):
         ...
 
     def say(self, text: str) -> None:
-        """For people: how far a start has come, what is waited for."""
+        """For people, worth a line."""
+        ...
+
+    def progress(self, text: str) -> None:
+        """For people: how far a start has come."""
         ...
 
 
@@ -143,7 +147,7 @@ class ArmLauncher:
     def _carried_out(self, launch: ArmLaunch, engines: list[EngineProcess], tell: Teller, stop: Stop) -> LaunchResult:
         engine = self._start(launch, tell, stop)
         engines.append(engine)
-        _told(tell.started, {"pid": engine.pid, "since": engine.create_time, "mark": launch.mark})
+        _told(tell.started, {"since": engine.create_time, "mark": launch.mark, **process_facts(engine.pid)})
         campaign = launch.campaign
         treatment = prove_treatment(
             campaign.arm(launch.arm), engine.pid, known_settings(campaign.engine), _settings(engine), engine.log_path
@@ -167,7 +171,9 @@ class ArmLauncher:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(f"cannot make {folder}: {error.strerror or error}") from error
-        return launch_bundled(order, folder, tell.say, tell.say, lambda: f"stopped by {stop.why}" if stop.why else "")
+        return launch_bundled(
+            order, folder, tell.say, tell.progress, lambda: f"stopped by {stop.why}" if stop.why else ""
+        )
 
     def _soak(self, launch: ArmLaunch, engine: EngineProcess, tell: Teller, stop: Stop) -> LaunchResult:
         campaign = launch.campaign

@@ -48,7 +48,8 @@ class End(NamedTuple):
 
 @dataclass
 class CampaignLoop:
-    """Runs a campaign to its end. ``changed(note)`` is called after every entry of the journal, from any thread.
+    """Runs a campaign to its end. ``changed(note)`` is called after every entry of the journal, ``progress(text)`` with
+    how far a start has come; both from any thread.
 
     ``reboot`` asks for the host's reboot.
     """
@@ -59,6 +60,7 @@ class CampaignLoop:
     stop: Stop = field(default_factory=Stop)
     clock: Clock = field(default_factory=RealClock)
     changed: Callable[[str], None] = lambda note: None
+    progress: Callable[[str], None] = lambda text: None
     reboot: Callable[[], None] = field(default=lambda: reboot_host())
 
     def __post_init__(self) -> None:
@@ -112,6 +114,7 @@ class CampaignLoop:
     def _carried(self, stratum: Stratum) -> RunRow | None:
         """A launch that an earlier process had planned; after a reboot the control comes first, and it is dropped."""
         run = next((run for run in self.journal.planned() if run.stratum == stratum.name), None)
+        self._look_at_limits()
         if run is None or self._end is not None:
             return None
         if self._after_reboot(stratum) and run.arm != CONTROL:
@@ -127,13 +130,12 @@ class CampaignLoop:
         with self._free:
             while True:
                 self._look_at_limits()
-                if self._end is not None:
-                    return None
+                if self._end is not None or stratum.name not in [one.name for one in self._strata()]:
+                    return None  # the end, or a host that was lost on the way
                 evidence = Evidence(self.journal.arm_runs(), signature=self.campaign.signature)
-                several = len(self._strata()) > 1
                 step = next_step(
                     evidence, self._arms, self.campaign.rule, after_reboot=self._after_reboot(stratum),
-                    stratum=stratum.name if several else None,
+                    stratum=stratum.name or None,
                 )  # fmt: skip
                 if step.arm is not None:
                     run = self.journal.plan(step.arm.name, cap=self.campaign.cap, stratum=stratum.name, why=step.why)
@@ -147,8 +149,9 @@ class CampaignLoop:
     def _launch(self, run: RunRow, stratum: Stratum) -> RunRow:
         arm = self.campaign.arm(run.arm)
         launch = ArmLaunch(
-            self.campaign, run.arm, run.id, self.journal.folder, launch_mark(self.journal, run), stratum.card
-        )
+            self.campaign, run.arm, run.id, self.journal.folder, launch_mark(self.journal, run), stratum.card,
+            first_environment(self.journal),
+        )  # fmt: skip
         try:
             self.journal.move(
                 run, "launching", boot_id=stratum.boot_id or None, folder=launch.run_id,
@@ -158,7 +161,7 @@ class CampaignLoop:
                 },
             )  # fmt: skip
             self.changed("")
-            ledger = Ledger(self.journal, run, launch.run_id, self.changed)
+            ledger = Ledger(self.journal, run, launch.run_id, self.changed, self.progress)
             self.executor.run(launch, stratum, ledger, self.stop)
             if ledger.left:
                 self._wedged(run, ledger.left)

@@ -62,6 +62,10 @@ def _read_out(
     rest = f" {len(open_ones)} of {len(singles)} variables are undecided." if open_ones else ""
 
     if cleared:
+        if not backs and not off and len(cleared) == 1:
+            text = f"Changed alone, {_claims(singles)}. "
+            text += "It is the only variable, so put back it is the control, which faults: needed, and enough for it."
+            return "single", text, cleared
         return _needed(singles, cleared, reduced, enough, tried, rest)
     if reduced:
         text = f"Changing {_names(reduced)} lowers the hazard, and the fault still comes. "
@@ -97,11 +101,7 @@ def _needed(
     singles: list[Verdict], cleared: tuple[str, ...], reduced: tuple[str, ...], enough: tuple[str, ...],
     tried: set[str], rest: str,
 ) -> tuple[ConclusionKind, str, tuple[str, ...]]:  # fmt: skip
-    claims = "; ".join(
-        f"{_names(one.arm.variables)} is {one.claim} ({one.exposure:g} clean, posterior {one.posterior or 0:.3f})"
-        for one in singles
-        if one.word == "CLEARED"
-    )
+    claims = _claims(singles)
     also = f" {_names(reduced)} REDUCED it." if reduced else ""
     first = f"Changed alone, {claims}."
     if len(cleared) == 1:
@@ -117,6 +117,14 @@ def _needed(
         return "both_needed", text + also + rest, cleared
     text = f"{first} Yet {_names(tuple(n for n in cleared if n in enough))} alone brings it back, which one cause each"
     return "unclear", text + " does not explain: look for a variable that only hides the fault." + also + rest, cleared
+
+
+def _claims(singles: list[Verdict]) -> str:
+    return "; ".join(
+        f"{_names(one.arm.variables)} is {one.claim} ({one.exposure:g} clean, posterior {one.posterior or 0:.3f})"
+        for one in singles
+        if one.word == "CLEARED"
+    )
 
 
 def _of(verdicts: Mapping[str, Verdict], role: Role) -> list[Verdict]:

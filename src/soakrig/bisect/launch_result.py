@@ -53,6 +53,8 @@ def read_result(result: Result, unit: Unit, cap: float, tolerated: Collection[Ou
         return LaunchResult("faulted", min(max(done, 1.0), cap), signature)
     if result.verdict == "inconclusive" or result.unknown:
         return void("; ".join(result.unknown or result.reasons) or "the run was inconclusive")
+    if done <= 0:
+        return void(f"{sent} turns without a token: nothing to count as clean")
     return LaunchResult("clean", min(done, cap))
 
 

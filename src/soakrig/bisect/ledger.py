@@ -15,10 +15,18 @@ WEDGED = "wedged"
 
 class Ledger:
     """The teller of one launch (``arm_launch.Teller``). ``changed`` is called after each entry, with a text for people
-    where there is one; ``left``: what could not be ended."""
+    where there is one, ``progress`` with how far a start has come; ``left``: what could not be ended."""
 
-    def __init__(self, journal: Journal, run: RunRow, folder: str, changed: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        run: RunRow,
+        folder: str,
+        changed: Callable[[str], None],
+        progress: Callable[[str], None] = lambda text: None,
+    ) -> None:
         self._journal, self._run, self._folder, self._changed = journal, run, folder, changed
+        self._progress = progress
         self.left: list[str] = []
 
     def started(self, engine: Mapping[str, Any]) -> None:
@@ -57,3 +65,6 @@ class Ledger:
 
     def say(self, text: str) -> None:
         self._changed(text)
+
+    def progress(self, text: str) -> None:
+        self._progress(text)

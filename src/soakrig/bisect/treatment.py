@@ -8,7 +8,7 @@ is read for what vLLM says of a variable that it does not know.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,11 +20,13 @@ from soakrig.bisect.variables import Value, flag_key, write_value
 from soakrig.engine.keeper import descendants, every_stat
 from soakrig.engine.launcher import MARK
 from soakrig.engine.offload.settings import Variable as Setting
+from soakrig.record.redaction import redact_flags, redact_settings
 
 Proof = Literal["settings", "environment", "argv"]
 """``settings``: the engine reports the value as its own. ``environment``, ``argv``: it was started with it; that
 anything reads it is not shown."""
 _PLANT = "SOAKRIG_PLANT"
+_ASSIGNMENT = re.compile(r"[^=\0]+=")
 _UNKNOWN_TO_VLLM = re.compile(r"[Uu]nknown vLLM environment variables? detected: (?P<name>\w+)")
 
 
@@ -47,7 +49,7 @@ def prove_treatment(
     """
     environment, argv = _environment(pid), _words(pid, "cmdline")
     if environment is None or argv is None:
-        return Treatment({}, f"process {pid} of the engine cannot be looked at: has it ended?")
+        return Treatment({}, f"environment and argv of the engine's process {pid} cannot be read: has it ended?")
     failure = _in_environment(arm, environment) or _in_children(arm, pid) or _in_argv(arm, argv)
     if failure:
         return Treatment({}, failure)
@@ -63,7 +65,19 @@ def prove_treatment(
         if failure:
             return Treatment({}, failure)
         proofs[name] = "settings"
-    return Treatment(proofs, _in_log(arm, log))
+    # what the plug-in reads and reports is unknown to vLLM itself
+    return Treatment(proofs, _in_log([name for name, proof in proofs.items() if proof != "settings"], log))
+
+
+def process_facts(pid: int) -> dict[str, Any]:
+    """``pid``, and ``argv`` and ``environment`` as the kernel has them, secrets hidden; None where they cannot be
+    read."""
+    argv, environment = _words(pid, "cmdline"), _environment(pid)
+    return {
+        "pid": pid,
+        "argv": None if argv is None else redact_flags(argv),
+        "environment": None if environment is None else redact_settings(environment),
+    }
 
 
 def _in_environment(arm: PlannedArm, environment: Mapping[str, str]) -> str:
@@ -120,14 +134,14 @@ def _in_report(name: str, value: Value, setting: Setting, told: object) -> str:
     return ""
 
 
-def _in_log(arm: PlannedArm, log: Path | None) -> str:
+def _in_log(names: Collection[str], log: Path | None) -> str:
     if log is None:
         return ""
     try:
         text = log.read_text("utf-8", "replace")
     except OSError:
         return ""
-    unknown = next((found["name"] for found in _UNKNOWN_TO_VLLM.finditer(text) if found["name"] in arm.values), None)
+    unknown = next((found["name"] for found in _UNKNOWN_TO_VLLM.finditer(text) if found["name"] in names), None)
     return f"the engine's log says that it does not know {unknown}" if unknown else ""
 
 
@@ -140,8 +154,10 @@ def _shown(value: Value) -> str:
 
 
 def _environment(pid: int) -> dict[str, str] | None:
+    """None also where a process has written its title over it, as vLLM's workers do (setproctitle): what is left of it
+    is no evidence."""
     words = _words(pid, "environ")
-    if words is None:
+    if words is None or not all(_ASSIGNMENT.match(word) for word in words):
         return None
     return {name: value for name, _, value in (word.partition("=") for word in words)}
 

@@ -221,7 +221,7 @@ def start(
         else:
             print_plan(report_console(), plan)
         return
-    preflight(campaign)
+    preflight(campaign, fresh=True)
     folder = runs_dir / new_run_id("bisect")
     with Journal.create(folder, campaign.to_json()) as journal:
         keep_environment(journal, os.environ)
@@ -247,7 +247,7 @@ def resume(
         campaign = Campaign.from_json(journal.campaign)
         if allow_reboot is not None:
             campaign = campaign.model_copy(update={"allow_reboot": allow_reboot})
-        preflight(campaign)
+        preflight(campaign, fresh=False)
         if seconds is not None:
             journal.note(BUDGET, seconds=seconds)
         _run(journal, campaign, as_json=as_json)
@@ -303,6 +303,9 @@ def _run(journal: Journal, campaign: Campaign, *, as_json: bool) -> None:
     if campaign.allow_reboot and not unit_installed(journal.folder):
         text = f"soak: no reboot will be ordered before `soak bisect install-resume {journal.folder}` was done"
         notes.print(text, style="yellow", markup=False, soft_wrap=True)
+    for run in journal.recovered:
+        text = f"found run {run.id} of {run.arm}: {run.result or run.state}" + (f", {run.reason}" if run.reason else "")
+        notes.print(text, markup=False, soft_wrap=True)
     session = CampaignSession(journal, campaign, notes)
     try:
         result = session.run(make_executor(campaign))

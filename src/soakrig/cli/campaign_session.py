@@ -42,13 +42,15 @@ def make_executor(campaign: Campaign) -> Executor:
     return LocalExecutor()
 
 
-def preflight(campaign: Campaign) -> None:
-    """Refuse what would make every launch void: a kernel log that cannot be watched, a port that is taken, a notifier
-    that is none. Raises ``PreflightRefusedError`` or ``UsageError``."""
+def preflight(campaign: Campaign, *, fresh: bool) -> None:
+    """Refuse what would make every launch void: a kernel log that cannot be watched, a notifier that is none, and where
+    it is ``fresh`` a port that is taken (in a resume an earlier engine may still be on its way out). Raises
+    ``PreflightRefusedError`` or ``UsageError``."""
     Notifier(campaign.notify).check()
     if campaign.executor != "local":
         return
-    refuse_if_taken(campaign.port)
+    if fresh:
+        refuse_if_taken(campaign.port)
     watcher = KernelLogWatcher(campaign.kernel_log, RealClock())
     try:
         state = watcher.open()
@@ -91,8 +93,10 @@ class CampaignSession:
             stack.enter_context(_signals(self.stop.ask))
             folder = self.journal.folder
             loop = CampaignLoop(
-                self.journal, self.campaign, executor, self.stop, changed=self._changed, reboot=lambda: _reboot(folder)
-            )
+                self.journal, self.campaign, executor, self.stop, changed=self._changed,
+                progress=self._changed if self.console.is_terminal else lambda text: None,
+                reboot=lambda: _reboot(folder),
+            )  # fmt: skip
             worker = threading.Thread(target=self._work, args=(loop,), name="campaign")
             worker.start()
             while worker.is_alive():

@@ -8,6 +8,8 @@ from typing import Annotated
 import orjson
 import typer
 
+from soakrig.bisect.journal import JOURNAL
+from soakrig.cli.bisect import find_campaign, show
 from soakrig.cli.output import emit_json
 from soakrig.errors import UsageError
 from soakrig.record.judge import Judge
@@ -19,7 +21,9 @@ from soakrig.reports.terminal import print_report, report_console
 
 
 def report(
-    run: Annotated[str, typer.Argument(help="Run folder, its name or the start of it, or 'latest'.")] = "latest",
+    run: Annotated[
+        str, typer.Argument(help="Folder of a run or a campaign, its name or the start of it, or 'latest'.")
+    ] = "latest",
     runs_dir: Annotated[Path, typer.Option("--runs-dir", help="Where runs are kept.")] = Path("runs"),
     rejudge: Annotated[
         bool, typer.Option("--rejudge", help="Derive the verdict again from the events and replace result.json.")
@@ -27,9 +31,22 @@ def report(
     csv: Annotated[
         Path | None, typer.Option("--csv", help="Also write one row a turn to this file, for a spreadsheet or pandas.")
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Of a campaign: write the report as one HTML file.")
+    ] = None,
+    md: Annotated[Path | None, typer.Option("--md", help="Of a campaign: write the report as Markdown.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print result.json's object on standard output.")] = False,
 ) -> None:
-    """Print a run's report. A run that was cut off is judged from its events; exits with the verdict's code."""
+    """Print the report of a run or a campaign; exits with its code. A run cut off is judged from its events."""
+    campaign = find_campaign(run, runs_dir) if run != "latest" else None
+    if campaign is not None and (campaign / JOURNAL).exists():
+        if rejudge or csv is not None:
+            raise UsageError("--rejudge and --csv are for a run, and this is a campaign", remedy="Leave them out.")
+        show(campaign, html=html, md=md, as_json=as_json)
+    if html is not None or md is not None:
+        raise UsageError(
+            "--html and --md are for a campaign in this version", remedy="--json or --csv give a run's figures."
+        )
     reader = RunReader(find_run(runs_dir, run))
     judge, series = Judge(reader.manifest), Series()
     for event in reader.events():

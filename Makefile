@@ -20,10 +20,10 @@ soak: env          ## soak the embedded engine for 60 turns and print the report
 	$(BIN)/soak run agent-loop --engine embedded --turns 60
 
 test: env check    ## lint, types, import directions, then the default test suite
-	$(BIN)/python -m pytest -m 'not slow and not llama and not gpu and not vllm'
+	$(BIN)/python -m pytest -m 'not slow and not llama and not gpu and not vllm and not ray'
 
 test-slow: env     ## what takes minutes; CI runs it after `make test`
-	$(BIN)/python -m pytest -m 'slow and not llama and not gpu and not vllm'
+	$(BIN)/python -m pytest -m 'slow and not llama and not gpu and not vllm and not ray'
 
 check: env
 	$(BIN)/ruff check
@@ -56,6 +56,11 @@ llama-env: env     ## llama.cpp's server and a real small model; compiles for so
 
 test-llama: env    ## a soak of that server, and one in which it is killed
 	$(BIN)/python -m pytest -m llama
+
+.PHONY: test-ray
+
+test-ray: env      ## launches on a Ray cluster of two raylets, one of them killed on the way; some 3 minutes
+	$(BIN)/python -m pytest -m ray
 
 .PHONY: vllm-env test-vllm soak-vllm vllm-transcripts
 VLLM_STAMP := .venv-vllm/.ready

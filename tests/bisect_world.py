@@ -41,6 +41,11 @@ def five_variables(*, pairs: bool = False) -> list[Arm]:
     return arms + ([Arm("A and B", "pair", ("A", "B"))] if pairs else [])
 
 
+def draw(rng: random.Random, hazard: float, cap: int) -> int | None:
+    """The turn of one launch at which the fault comes, None where it does not before the cap."""
+    return next((turn for turn in range(1, cap + 1) if rng.random() < hazard), None)
+
+
 def play(
     arms: list[Arm], ratio: Callable[[Arm], float], rule: Rule, *, hazard: float, cap: int, seed: int, limit: int = 300
 ) -> tuple[Evidence, list[str]]:
@@ -52,8 +57,7 @@ def play(
         step = next_step(seen, arms, rule, seed=seed)
         if step.arm is None:
             break
-        here = hazard * ratio(step.arm)
-        length = next((turn for turn in range(1, cap + 1) if rng.random() < here), None)
+        length = draw(rng, hazard * ratio(step.arm), cap)
         run = ArmRun(step.arm.name, length or cap, cap, len(order), signature=XID if length else None)
         seen, order = seen.plus(run), [*order, step.arm.name]
     return seen, order

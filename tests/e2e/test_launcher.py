@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from soakrig.engine import keeper
+from soakrig.engine.bundled import Order, launch_bundled, preview
 from soakrig.engine.launcher import MARK, EngineProcess, launch
 from soakrig.engine.ports import holder, refuse_if_taken
 from soakrig.errors import EngineStartError, PreflightRefusedError, UsageError
@@ -207,6 +208,65 @@ def test_a_start_that_takes_too_long_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(EngineStartError, match=r"not ready within 0\.2 s"):
         launch(python(SLEEPER), env={}, log_path=tmp_path / "l", ready=ready, timeout=0.2)
     assert not running(pids[0])
+
+
+def test_a_start_may_be_given_up(tmp_path: Path) -> None:
+    pids: list[int] = []
+
+    def ready(engine: EngineProcess) -> bool:
+        pids.append(engine.pid)
+        return False
+
+    with pytest.raises(EngineStartError, match="given up before it was ready: stopped by Ctrl-C") as caught:
+        launch(
+            python(SLEEPER), env={}, log_path=tmp_path / "l", ready=ready, timeout=600.0,
+            give_up=lambda: "stopped by Ctrl-C" if len(pids) > 2 else "",
+        )  # fmt: skip
+    assert caught.value.exit_status is None
+    assert len(pids) == 3
+    assert not running(pids[0])
+
+
+def test_an_engine_that_is_ready_is_not_given_up(tmp_path: Path, started: list[EngineProcess]) -> None:
+    engine = start(tmp_path, started, python(SLEEPER), ready=lambda _: True, give_up=lambda: "too late")
+    assert engine.alive()
+
+
+def test_the_mark_may_be_chosen(tmp_path: Path, started: list[EngineProcess]) -> None:
+    mark = f"{tmp_path}#7"
+    engine = start(tmp_path, started, python(SLEEPER), mark=mark, env={MARK: "of the caller"})
+    assert set(marked(mark)) == {engine.pid, engine.keeper_pid}
+    assert engine.stop(0) == []
+    assert marked(mark) == []
+    other = start(tmp_path, started, python(SLEEPER))
+    assert psutil.Process(other.pid).environ()[MARK] not in ("", mark), "else one is made up"
+
+
+def test_an_order_says_from_whose_environment_and_under_which_mark(
+    tmp_path: Path, started: list[EngineProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_FORGOTTEN", "1")
+    mark, caller = f"{tmp_path}#3", {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "NO_SUCH_PREFIX": "1"}
+    flags = ["--layers=1", "--experts=4", "--hidden=64", "--threads=1"]
+    order = Order("embedded", {"VLLM_MOE_DMA_STAGING": "0"}, flags, caller=caller, mark=mark)
+    argv, env = preview(order, tmp_path / "engine.port")
+    engine = launch_bundled(order, tmp_path)
+    started.append(engine)
+    found = psutil.Process(engine.pid)
+    assert found.cmdline() == argv
+    there = {name: value for name, value in found.environ().items() if name != "LC_CTYPE"}  # PEP 538
+    assert there == {**env, MARK: mark}
+    assert env["VLLM_MOE_DMA_STAGING"] == "0"
+    assert env["OMP_NUM_THREADS"] == "1"
+    assert not {"VLLM_FORGOTTEN", "NO_SUCH_PREFIX"} & set(env)
+    assert "VLLM_FORGOTTEN" in preview(Order("embedded", {}, []), tmp_path / "p")[1], "without a caller: this process"
+    assert "PATH" not in preview(Order("embedded", {}, [], caller={}), tmp_path / "p")[1], "an empty one is one too"
+
+
+def test_an_order_is_given_up_while_the_engine_starts(tmp_path: Path) -> None:
+    with pytest.raises(EngineStartError, match="given up before it was ready: stopped by SIGTERM"):
+        launch_bundled(Order("embedded", {}, [], mark=f"{tmp_path}#4"), tmp_path, give_up=lambda: "stopped by SIGTERM")
+    assert marked(f"{tmp_path}#4") == []
 
 
 def test_a_program_that_is_not_there(tmp_path: Path) -> None:

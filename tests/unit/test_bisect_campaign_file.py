@@ -9,7 +9,8 @@ import pytest
 
 from soakrig.bisect.campaign_file import Campaign, merge_campaign, read_campaign
 from soakrig.bisect.variables import parse_variables
-from soakrig.errors import UsageError
+from soakrig.errors import RecordError, UsageError
+from soakrig.record.outcome import CONTENT
 from soakrig.reproducers.reproducer import LoadOptions
 
 WHOLE = """
@@ -128,6 +129,21 @@ def test_another_engine_drops_the_files_model(tmp_path: Path) -> None:
         ("format = 2", "format = 2: input should be 1"),
         ("turns = 0\nconfidence = 2", "turns = 0.*confidence = 2"),
         ("turns = ", "is no TOML"),
+        ("unit = 'tokens'", "unit = 'tokens': .*'turns' or 'output_tokens'"),
+        ("port = 65536", "port = 65536: .*less than 65536"),
+        ("executor = 'slurm'", "executor = 'slurm'"),
+        ("notify = 'json://x'", "notify = 'json://x': .*list"),
+        ("allow_reboot = -1", "allow_reboot = -1"),
+        ("signature = ''", "signature = ''"),
+        ("at_least = 0.5", "at_least = 0.5: .*greater than or equal to 1"),
+        ("budget = 0", "budget = 0: .*greater than 0"),
+        ("[limits]\nstart = 0", "limits.start = 0: .*greater than 0"),
+        ("[limits]\nteardown = '0s'", "limits.teardown = '0s'"),
+        ("[limits]\ncooldown = -1", "limits.cooldown = -1"),
+        ("[limits]\nmax_bad = 0", "limits.max_bad = 0"),
+        ("[limits]\nstal = '2m'", "limits.stal is no key of a campaign.*\n.*limits.stall was probably meant"),
+        ("[limits]\nrun = 'long'", "limits.run = 'long'.*8h, 90m or 1h30m"),
+        ("cooldown = '5s'", "cooldown is no key of a campaign.*\n.*cooldown belongs under .limits."),
     ],
 )
 def test_a_file_is_refused_with_its_name_the_key_and_what_was_expected(tmp_path: Path, text: str, match: str) -> None:
@@ -135,6 +151,100 @@ def test_a_file_is_refused_with_its_name_the_key_and_what_was_expected(tmp_path:
         read(tmp_path, text)
     assert "campaign.toml" in caught.value.message
     assert caught.value.remedy
+
+
+REST = """
+signature = "Xid 31"
+unit = "output_tokens"
+kernel_log = "none"
+port = 8123
+executor = "ray"
+notify = ["json://user:word@127.0.0.1:8080"]
+allow_reboot = 2
+at_least = 3
+
+[load]
+conversations = 2
+max_tokens = 10
+
+[limits]
+start = "90s"
+run = "2h"
+stall = 30
+first_byte = "20m"
+teardown = "1m30s"
+cooldown = "5s"
+max_bad = 3
+
+[variables]
+A = [1, 0]
+"""
+
+
+def test_the_rest_of_the_keys_and_the_limits(tmp_path: Path) -> None:
+    campaign = read(tmp_path, REST)
+    assert (campaign.signature, campaign.unit, campaign.kernel_log) == ("Xid 31", "output_tokens", "none")
+    assert (campaign.port, campaign.executor, campaign.allow_reboot) == (8123, "ray", 2)
+    assert campaign.notify == ["json://user:word@127.0.0.1:8080"]
+    assert campaign.limits.model_dump() == {
+        "start": 90.0, "run": 7200.0, "stall": 30.0, "first_byte": 1200.0, "teardown": 90.0, "cooldown": 5.0,
+        "max_bad": 3,
+    }  # fmt: skip
+    assert campaign.cap == 60 * 2 * 10, "the most that so many turns can generate"
+    assert campaign.rule.at_least == 3
+    assert Campaign.from_json(json.loads(json.dumps(campaign.to_json()))) == campaign
+    assert "word" not in json.dumps(campaign.shown())
+    assert campaign.shown()["notify"] == ["[redacted]"]
+
+
+def test_what_is_left_out_has_its_default(tmp_path: Path) -> None:
+    campaign = read(tmp_path, "[variables]\nA = [1, 0]\n")
+    assert (campaign.signature, campaign.unit, campaign.kernel_log, campaign.port) == (None, "turns", "auto", 0)
+    assert (campaign.executor, campaign.notify, campaign.allow_reboot, campaign.at_least) == ("local", [], 0, 2.0)
+    assert campaign.limits.model_dump() == {
+        "start": None, "run": None, "stall": 120.0, "first_byte": 1800.0, "teardown": 120.0, "cooldown": 0.0,
+        "max_bad": 1,
+    }  # fmt: skip
+    assert campaign.cap == 60
+
+
+def test_the_command_line_wins_over_limits_one_by_one(tmp_path: Path) -> None:
+    merged = merge_campaign(
+        read(tmp_path, REST.replace("none", "auto").replace('executor = "ray"', "")),
+        {"port": 0, "notify": None, "unit": "turns", "allow_reboot": 0, "notify_not": None},
+        limits={"start": None, "run": 60.0, "cooldown": 0.0, "max_bad": 5},
+    )
+    assert (merged.limits.start, merged.limits.run, merged.limits.cooldown, merged.limits.max_bad) == (90, 60, 0, 5)
+    assert (merged.port, merged.allow_reboot, merged.unit, merged.cap) == (0, 0, "turns", 120)
+    assert merged.notify == ["json://user:word@127.0.0.1:8080"], "what was not given stays"
+
+
+def test_what_the_model_wrote_is_no_fault_unless_it_is_what_is_looked_for() -> None:
+    assert Campaign().tolerated == CONTENT
+    assert Campaign(signature="Xid 31").tolerated == CONTENT
+    assert Campaign(signature="turn degenerate").tolerated == CONTENT - {"degenerate"}
+    assert Campaign(signature="turn error_frame").tolerated == CONTENT
+
+
+def test_the_error_is_shared_by_what_could_be_named_as_the_cause() -> None:
+    """All-off, four single arms of three variables, and a pair; what is put back is no cause."""
+    spec: dict[str, object] = {"variables": {"A": ["1", "0"], "B": ["1", "0", "2"], "C": ["1", "0"]}}
+    assert Campaign.from_json(spec).rule.arms == 1 + 4
+    paired = Campaign.from_json({**spec, "pairs": [["A", "B"]], "confidence": 0.9}).rule
+    assert (paired.arms, paired.confidence) == (1 + 4 + 1, 0.9)
+
+
+def test_an_order_has_what_the_campaign_says_of_every_launch(tmp_path: Path) -> None:
+    campaign = read(tmp_path, REST + 'B = [{ unset = true }, 1]\n"--x" = [1, 2]\n')
+    caller = {"PATH": "/bin", "B": "of the caller", "VLLM_FORGOTTEN": "1", "CUDA_VISIBLE_DEVICES": "3"}
+    order = campaign.order(campaign.arm("control"), caller=caller, mark="m#1")
+    assert (order.name, order.port, order.start_s, order.mark, order.flags) == (
+        "embedded", 8123, 90.0, "m#1", ("--x=1",),
+    )  # fmt: skip
+    assert order.caller == {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "3", "A": "1"}
+    assert campaign.order(campaign.arm("control"), caller={}).caller == {"A": "1"}, "of nobody, not of this process"
+    with pytest.raises(RecordError, match="no arm 'nobody'"):
+        campaign.arm("nobody")
 
 
 def test_a_file_that_is_not_there_or_not_text(tmp_path: Path) -> None:
@@ -157,6 +267,7 @@ def test_a_file_that_is_not_there_or_not_text(tmp_path: Path) -> None:
         ({}, ["--arg:--thread=1,2"], "arm control: --thread=1 is no flag"),
         ({}, ["VLLM_MOE_HOT_SLOTS=8,", "CPU_OFFLOAD_GB=1,0"], "arm CPU_OFFLOAD_GB=0: .*does not go with"),
         ({"turns": 0}, ["A=1,0"], "the command line: turns = 0"),
+        ({"kernel_log": "/nowhere/at/all"}, ["A=1,0"], "/nowhere/at/all"),
     ],
 )
 def test_the_effective_campaign_is_refused_before_anything_starts(

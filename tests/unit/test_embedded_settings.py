@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from soakrig.engine.embedded.plant import PlantClock
+from soakrig.engine.embedded.plant import Plant, PlantClock
 from soakrig.engine.embedded.settings import VARIABLES, Settings
 from soakrig.engine.embedded.xid_line import write_kernel_line, xid_line
 from soakrig.engine.offload.settings import VARIABLES as OFFLOAD_VARIABLES
@@ -29,6 +29,26 @@ def strikes(settings: Settings, turns: int, context: int = 1000, max_tokens: int
     assert settings.plant is not None
     clock = PlantClock(settings.plant, holds=settings.hold(settings.plant.when))
     return [turn for turn in range(1, turns + 1) if clock.turn(context, max_tokens) is not None]
+
+
+def test_without_a_seed_each_start_draws_its_own_and_says_which() -> None:
+    """Launches of one arm must differ, or thirty of them are one."""
+    unseeded, seeded = plant(action="exit", hazard=0.5).plant, plant(action="exit", hazard=0.5, seed=0).plant
+    assert unseeded is not None
+    assert seeded is not None
+    clocks = [PlantClock(unseeded, holds=True) for _ in range(8)]
+    seeds = {clock.plant.report()["seed"] for clock in clocks}
+    assert len(seeds) == 8
+    assert all(isinstance(seed, int) for seed in seeds)
+    assert len({tuple(clock.turn(1000, None) for _ in range(40)) for clock in clocks}) == 8
+    assert unseeded.seed is None, "what was asked for stays as it was"
+    assert {PlantClock(seeded, holds=True).plant.seed for _ in range(8)} == {0}, "and 0 is a seed"
+    assert strikes_of(clocks[0].plant) == strikes_of(clocks[0].plant), "the seed that is told gives them again"
+
+
+def strikes_of(planted: Plant) -> list[bool]:
+    clock = PlantClock(planted, holds=True)
+    return [clock.turn(1000, None) is not None for _ in range(40)]
 
 
 def test_defaults_are_reported_as_defaults() -> None:

@@ -195,6 +195,50 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     assert result.outcomes == {"aborted": 1}
 
 
+@pytest.mark.parametrize("calls", [["SIGTERM"], ["SIGTERM", "Ctrl-C"]])
+def test_an_interrupt_before_the_load_is_there_lets_no_turn_out(tmp_path: Path, calls: list[str]) -> None:
+    """A campaign may be told to stop while the engine is still asked what it is."""
+
+    def early(run: SoakRun) -> None:
+        for how in calls:
+            run.interrupt(how)
+
+    result, _ = soak(loopback.good, spec(tmp_path, turns=10), started=early)
+    assert (result.verdict, result.ended, result.exposure.turns) == ("inconclusive", "interrupted", 0)
+    assert set(result.outcomes.values()) <= {0}
+    assert any("SIGTERM before the first turn" in reason for reason in result.unknown), "who asked first"
+
+
+def test_an_interrupt_while_the_engine_is_asked_counts_as_the_first(tmp_path: Path) -> None:
+    running: list[SoakRun] = []
+
+    async def asked(x: loopback.Exchange) -> bool:
+        running[0].interrupt("SIGHUP")
+        return await loopback.models(x)
+
+    result, _ = soak(loopback.good, spec(tmp_path, turns=10), started=running.append, route=asked)
+    assert (result.ended, result.exposure.turns) == ("interrupted", 0)
+    assert any("SIGHUP before the first turn" in reason for reason in result.reasons)
+
+
+def test_tolerated_turns_do_not_count_towards_the_end_and_are_told_all_the_same(tmp_path: Path) -> None:
+    async def mixed(x: loopback.Exchange) -> None:
+        if b'"tools"' not in x.body or x.number == 1:
+            await loopback.good(x)
+        else:
+            await (loopback.reasoning_stop if x.number < 6 else loopback.error_frame_only)(x)
+
+    result, run = soak(mixed, spec(tmp_path, turns=20, max_bad=1, tolerated=frozenset({"answerless"})))
+    assert result.ended == "too_many_bad"
+    assert result.outcomes.pop("error_frame") == 1
+    assert result.outcomes["answerless"] >= 2
+    assert (run.load.bad, run.load.counted) == (result.outcomes["answerless"] + 1, 1)
+    assert "1 turns were not ok" in run.load.detail
+    assert result.verdict == "fail"
+    strict, _ = soak(mixed, spec(tmp_path, turns=20, max_bad=1))
+    assert strict.outcomes["answerless"] == 1
+
+
 def test_a_second_ctrl_c_ends_the_last_question_too(tmp_path: Path) -> None:
     running: list[SoakRun] = []
 

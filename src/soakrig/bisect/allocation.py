@@ -109,4 +109,6 @@ def _worth_most(
             clean = not one.faults and (one.posterior or 0.0) >= BACK_ENOUGH
             if not clean and not one.settled:
                 return arm, "does the fault come back with it alone?"
-    return None, "every arm is settled"
+    left = [arm.name for arm in arms if arm.role != "control" and arm not in able]
+    given_up = f", but for {', '.join(left)}: void {MAX_VOIDS} times in a row" if left else ""
+    return None, f"every arm is settled{given_up}"

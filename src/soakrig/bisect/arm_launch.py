@@ -101,6 +101,13 @@ class ArmLaunch:
         return f"{self.number:04d}-{re.sub(r'[^A-Za-z0-9._]+', '-', self.arm).strip('-.')[:60]}"
 
     @property
+    def visible(self) -> str | None:
+        """CUDA_VISIBLE_DEVICES of the engine; None where that of this process counts."""
+        if self.card is not None or self.environment is None:
+            return self.card
+        return self.environment.get("CUDA_VISIBLE_DEVICES")
+
+    @property
     def runs_dir(self) -> Path:
         return self.folder / "runs"
 
@@ -212,7 +219,7 @@ class ArmLauncher:
     def _occupied(self, launch: ArmLaunch, stop: Stop) -> str:
         """Why the card is not as it was before the first launch; empty where it is, or where there is none."""
         try:
-            cards = self.read_cards(launch.card)
+            cards = self.read_cards(launch.visible)
             if cards is None:
                 return ""
             if found := foreign(cards, lambda pid: False):
@@ -220,7 +227,7 @@ class ArmLauncher:
             self._level = cards if self._level is None else self._level
             return wait_memory_back(
                 self._level,
-                lambda: self.read_cards(launch.card),
+                lambda: self.read_cards(launch.visible),
                 self.clock,
                 stop.event,
                 launch.campaign.limits.teardown,
@@ -229,7 +236,7 @@ class ArmLauncher:
             return error.message
 
     def _foreign(self, launch: ArmLaunch, engine: EngineProcess) -> str:
-        cards = self.read_cards(launch.card)
+        cards = self.read_cards(launch.visible)
         if cards is None:
             return ""
         ours = {engine.pid} | {stat.pid for stat in descendants([engine.pid], every_stat())}
@@ -293,7 +300,10 @@ def _failed(error: SoakrigError, stop: Stop) -> LaunchResult:
     if stop.why:
         return LaunchResult("interrupted", reason=f"stopped by {stop.why}")
     what = "the engine did not start: " if isinstance(error, EngineStartError) else ""
-    return void(what + error.message)
+    first, *words = error.message.strip().split("\n")
+    if first.endswith(":") and words:  # its log's last lines follow: the first error among them, else the last
+        first += " " + next((line for line in words if line.startswith("error")), words[-1]).strip()
+    return void(what + first)
 
 
 def cards_here(visible: str | None) -> list[Card] | None:

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from soakrig.bisect.evidence import Arm, Role
 from soakrig.bisect.variables import Value, Variable, distinct, flag_key, write_value
 from soakrig.errors import UsageError
+from soakrig.record.redaction import HIDDEN, is_secret
 
 CONTROL = "control"
 
@@ -82,9 +83,9 @@ def plan_arms(
     ============================  ==========  ======================================================================
 
     The control's re-runs (A/A) are launches of the arm ``control``. Names depend on nothing but the variable's name and
-    value, written as in ``variables.write_value``, so they last when variables are added. One variable alone has no
-    all-off or add-back arm: they would be its own arm and the control. Of two, ``back:A`` sets the same as the arm of
-    B; it is kept, as a repeat under the role that the read-out asks for.
+    value, written as in ``variables.write_value``, so they last when variables are added; of a secret its place stands
+    for the value. One variable alone has no all-off or add-back arm: they would be its own arm and the control. Of two,
+    ``back:A`` sets the same as the arm of B; it is kept, as a repeat under the role that the read-out asks for.
 
     Raises ``UsageError`` for no variable, a fixed setting or flag that a variable sets too, and an impossible pair.
     """
@@ -98,7 +99,7 @@ def plan_arms(
         arms.append(fixed.arm("all-off", "all_off", names, _off(variables)))
     for variable in variables:
         for value in variable.others:
-            name = f"{variable.name}={write_value(value)}"
+            name = f"{variable.name}={_shown(variable, value)}"
             arms.append(fixed.arm(name, "one", (variable.name,), {variable.name: value}))
     if len(variables) > 1:
         arms += [fixed.arm(f"back:{name}", "add_back", (name,), _off(variables, name)) for name in names]
@@ -144,6 +145,13 @@ class _Fixed:
                 settings[one.name] = value
         frozen = MappingProxyType(values), MappingProxyType(settings)
         return PlannedArm(Arm(name, role, of), *frozen, tuple(unset), tuple(flags))
+
+
+def _shown(variable: Variable, value: Value) -> str:
+    """The value as a name may have it, which stands in reports and in names of folders: of a secret, its place."""
+    if value is None or not is_secret(variable.name):
+        return write_value(value)
+    return HIDDEN if len(variable.others) == 1 else f"{HIDDEN} {variable.others.index(value) + 1}"
 
 
 def _off(variables: Sequence[Variable], *but: str) -> dict[str, Value]:

@@ -8,17 +8,19 @@ business, where it runs is the executor's.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from soakrig.bisect.allocation import next_step
 from soakrig.bisect.arm_launch import ArmLaunch
 from soakrig.bisect.arms import BASE, CONTROL
 from soakrig.bisect.campaign_file import Campaign
-from soakrig.bisect.evidence import Evidence
+from soakrig.bisect.evidence import ArmRun, Evidence
 from soakrig.bisect.executors import Executor, Stratum
 from soakrig.bisect.journal import REBOOT, Journal
 from soakrig.bisect.journal_rows import RunRow
@@ -37,6 +39,8 @@ SESSION, ENDED, BUDGET, ENVIRONMENT = "session", "ended", "budget", "environment
 caller that every arm gets."""
 FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 60.0
 """Pause after a void launch; doubled from one to the next."""
+ROOM = 16 << 20
+"""Free bytes that a launch needs: its run folder takes megabytes, and without them every launch would be void."""
 
 
 class End(NamedTuple):
@@ -68,6 +72,7 @@ class CampaignLoop:
         self._failure: BaseException | None = None
         self._free = threading.Condition(threading.RLock())
         self._flying = 0
+        self._earlier = 0  # launches of before this session
         self._arms = [planned.arm for planned in self.campaign.arms]
 
     def run(self) -> End:
@@ -75,6 +80,7 @@ class CampaignLoop:
         launch is left running either, and ``resume`` goes on once it can."""
         me = os.getpid()
         self.journal.note(SESSION, pid=me, since=create_time(me))
+        self._earlier = len(self.journal.runs())
         left = settle_leftovers(self.journal, self.campaign, self.executor)
         if left:
             self._over("wedged", left)
@@ -132,7 +138,7 @@ class CampaignLoop:
                 self._look_at_limits()
                 if self._end is not None or stratum.name not in [one.name for one in self._strata()]:
                     return None  # the end, or a host that was lost on the way
-                evidence = Evidence(self.journal.arm_runs(), signature=self.campaign.signature)
+                evidence = Evidence(self._tried(), signature=self.campaign.signature)
                 step = next_step(
                     evidence, self._arms, self.campaign.rule, after_reboot=self._after_reboot(stratum),
                     stratum=stratum.name or None,
@@ -145,6 +151,11 @@ class CampaignLoop:
                     self._over("decided", step.why)
                     return None
                 self._free.wait()
+
+    def _tried(self) -> tuple[ArmRun, ...]:
+        """Runs to choose the next one from. Those that were void before this session are left out: who resumes may have
+        freed the port or the disk, so an arm that was given up is tried again."""
+        return tuple(run for run in self.journal.arm_runs() if not run.void or run.order > self._earlier)
 
     def _launch(self, run: RunRow, stratum: Stratum) -> RunRow:
         arm = self.campaign.arm(run.arm)
@@ -178,6 +189,8 @@ class CampaignLoop:
         spent, budget = spent_seconds(self.journal), budget_seconds(self.journal, self.campaign)
         if spent >= budget:
             self._over("budget", f"the budget of {budget / 3600:.3g} h is spent")
+        if self._end is None:
+            _need_room(self.journal.folder)
 
     def _after_reboot(self, stratum: Stratum) -> bool:
         """Whether the last launch there was before a reboot: the control comes first then."""
@@ -225,6 +238,15 @@ def budget_seconds(journal: Journal, campaign: Campaign) -> float:
 def spent_seconds(journal: Journal) -> float:
     """Seconds of all launches, from launch to settled, so far as they are known to have gone."""
     return sum(last - began for began, last in journal.spans().values())
+
+
+def _need_room(folder: Path) -> None:
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise StoreError(f"{folder} cannot be looked at: {error.strerror or error}") from error
+    if free < ROOM:
+        raise StoreError(f"{free >> 10} KiB are free where {folder} is, {ROOM >> 10} KiB were expected")
 
 
 def reboot_host() -> None:

@@ -24,7 +24,7 @@ from soakrig.soak.watch.proc import create_time
 
 ANSWERS = ("single", "necessary", "both_needed", "either", "pair", "not_in_list")
 """Conclusions that a campaign was run for: exit code 0. Any other is inconclusive."""
-_STRENGTH = ("settings", "argv", "environment")
+_STRENGTH = ("settings", "log", "argv", "environment")
 
 
 def campaign_result(journal: Journal, campaign: Campaign) -> CampaignResult:
@@ -104,7 +104,7 @@ def _arm(
     control = campaign.arms[0]
     only = planned.arm.variables[0] if planned.role == "one" else None
     return ArmResult(
-        name=_hidden_name(planned),
+        name=planned.name,
         variable=only,
         value=_hidden(only, planned.value) if only is not None else None,
         role=planned.role,
@@ -140,11 +140,6 @@ def _hidden(name: str, value: str | None) -> str | None:
     return HIDDEN if value is not None and is_secret(name) else value
 
 
-def _hidden_name(planned: PlannedArm) -> str:
-    secret = next((name for name in planned.arm.variables if planned.role == "one" and is_secret(name)), None)
-    return f"{secret}={HIDDEN}" if secret is not None else planned.name
-
-
 def _proofs(journal: Journal, campaign: Campaign) -> dict[str, str]:
     """The weakest proof of each variable over all launches that got ready."""
     found: dict[str, str] = {}
@@ -160,7 +155,7 @@ def _proofs(journal: Journal, campaign: Campaign) -> dict[str, str]:
 
 def _not_said(conclusion: Conclusion, proofs: Mapping[str, str]) -> list[str]:
     said = list(conclusion.not_said)
-    weak = [name for name, proof in proofs.items() if proof != "settings"]
+    weak = [name for name, proof in proofs.items() if proof not in ("settings", "log")]
     if weak:
         text = f"Not that anything in the engine obeys {', '.join(weak)}: it was started with the value, "
         said.append(text + "and does not say what it made of it.")

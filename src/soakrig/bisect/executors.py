@@ -51,16 +51,17 @@ class Executor(Protocol):
 
 
 class LocalExecutor:
-    """This host, with the cards that CUDA_VISIBLE_DEVICES names. Holds a lock on each card.
+    """This host, with the cards that ``visible`` names as CUDA_VISIBLE_DEVICES does (None: as this process's has it).
+    Holds a lock on each card.
 
     Raises ``PreflightRefusedError`` where another campaign has a card.
     """
 
-    def __init__(self, launcher: ArmLauncher | None = None) -> None:
+    def __init__(self, launcher: ArmLauncher | None = None, *, visible: str | None = None) -> None:
         self.launcher = launcher or ArmLauncher()
         self._locks: list[FileLock] = []
         try:
-            for card in self.launcher.read_cards(None) or []:
+            for card in self.launcher.read_cards(visible) or []:
                 self._locks.append(lock_gpu(card.uuid))
         except BaseException:
             self.close()

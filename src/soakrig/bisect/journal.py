@@ -196,6 +196,7 @@ class Journal:
                 values["boot_id"] = boot_id or self.boot_id
             if (result := as_result(to)) is not None:
                 done = self._row(old.id).exposure
+                signature = HOST_LOST if result == "host_lost" else signature  # never clean
                 values |= {"result": result, "signature": signature, "reason": reason}
                 values["exposure"] = done if exposure is None else exposure
                 if result in ("faulted", "clean") and not 0 < values["exposure"] <= old.cap:

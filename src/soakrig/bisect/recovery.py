@@ -52,7 +52,7 @@ def _settle(journal: Journal, campaign: Campaign, executor: Executor, run: RunRo
     left = executor.clear(launch_mark(journal, run), stratum)
     if run.state == "interrupted":
         run = _with_its_fault(journal, campaign, run)
-    if run.state != "teardown":
+    if run.state not in ("teardown", "host_lost"):
         run = journal.move(run, "teardown", detail=_FOUND)
     if not left:
         journal.move(run, "settled", detail=_FOUND)

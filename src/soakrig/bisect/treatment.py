@@ -8,7 +8,7 @@ is read for what vLLM says of a variable that it does not know.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,18 +16,18 @@ from typing import Any, Literal
 import orjson
 
 from soakrig.bisect.arms import PlannedArm
+from soakrig.bisect.engine_words import flags_in_log, read_log, unknown_variable
 from soakrig.bisect.variables import Value, flag_key, write_value
 from soakrig.engine.keeper import descendants, every_stat
 from soakrig.engine.launcher import MARK
 from soakrig.engine.offload.settings import Variable as Setting
-from soakrig.record.redaction import redact_flags, redact_settings
+from soakrig.record.redaction import HIDDEN, is_secret, redact_flags, redact_settings
 
-Proof = Literal["settings", "environment", "argv"]
-"""``settings``: the engine reports the value as its own. ``environment``, ``argv``: it was started with it; that
-anything reads it is not shown."""
+Proof = Literal["settings", "log", "environment", "argv"]
+"""``settings``: the engine reports the value as its own. ``log``: its log shows that it took the flag in.
+``environment``, ``argv``: it was started with it; that anything reads it is not shown."""
 _PLANT = "SOAKRIG_PLANT"
 _ASSIGNMENT = re.compile(r"[^=\0]+=")
-_UNKNOWN_TO_VLLM = re.compile(r"[Uu]nknown vLLM environment variables? detected: (?P<name>\w+)")
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,7 @@ def prove_treatment(
         if failure:
             return Treatment({}, failure)
         proofs[name] = "settings"
-    # what the plug-in reads and reports is unknown to vLLM itself
-    return Treatment(proofs, _in_log([name for name, proof in proofs.items() if proof != "settings"], log))
+    return _in_log(proofs, arm, read_log(log))
 
 
 def process_facts(pid: int) -> dict[str, Any]:
@@ -84,10 +83,10 @@ def _in_environment(arm: PlannedArm, environment: Mapping[str, str]) -> str:
     for name, value in arm.settings.items():
         found = environment.get(name)
         if found != value:
-            return f"{name}={value} was asked for and the engine's environment has {_shown(found)}"
+            return f"{_given(name, value)} was asked for and the engine's environment has {_shown(name, found)}"
     for name in arm.unset:
         if name in environment:
-            return f"{name} was to be unset and the engine's environment has {_shown(environment[name])}"
+            return f"{name} was to be unset and the engine's environment has {_shown(name, environment[name])}"
     return ""
 
 
@@ -100,22 +99,23 @@ def _in_children(arm: PlannedArm, pid: int) -> str:
             continue
         for name, value in wanted.items():
             if environment.get(name) != value:
-                found = _shown(environment.get(name))
-                return f"{name}={value} is in the engine's environment, and its process {stat.pid} has {found}"
+                found = _shown(name, environment.get(name))
+                return f"{_given(name, value)} is in the engine's environment, and its process {stat.pid} has {found}"
     return ""
 
 
 def _in_argv(arm: PlannedArm, argv: list[str]) -> str:
     for flag in arm.flags:
         if flag not in argv:
-            return f"{flag} was asked for and is not on the engine's command line"
+            return f"{redact_flags([flag])[0]} was asked for and is not on the engine's command line"
     for name, value in arm.values.items():
         if not name.startswith("-"):
             continue
         given = [word for word in argv if word.startswith("-") and flag_key(word) == flag_key(name)]
         expected = None if value is None else f"{name}={value}" if value else name
         if [word for word in given if word != expected]:
-            return f"{expected or f'no {name}'} was asked for and the engine's command line has {', '.join(given)}"
+            asked, words = redact_flags([expected or f"no {name}"])[0], ", ".join(redact_flags(given))
+            return f"{asked} was asked for and the engine's command line has {words}"
     return ""
 
 
@@ -128,29 +128,33 @@ def _in_report(name: str, value: Value, setting: Setting, told: object) -> str:
         return f"{name}={value} makes no sense here: {error}"
     effective = told["value"]  # pyright: ignore[reportUnknownVariableType]
     if _json(expected) != _json(effective):
-        return f"{name} was to be {_shown(value)} and the engine reports {effective!r} as in effect"
+        return f"{name} was to be {_shown(name, value)} and the engine reports {effective!r} as in effect"
     if told.get("obeyed") is False:  # pyright: ignore[reportUnknownMemberType]
         return f"the engine reports that it does not obey {name}"
     return ""
 
 
-def _in_log(names: Collection[str], log: Path | None) -> str:
-    if log is None:
-        return ""
-    try:
-        text = log.read_text("utf-8", "replace")
-    except OSError:
-        return ""
-    unknown = next((found["name"] for found in _UNKNOWN_TO_VLLM.finditer(text) if found["name"] in names), None)
-    return f"the engine's log says that it does not know {unknown}" if unknown else ""
+def _in_log(proofs: dict[str, Proof], arm: PlannedArm, text: str) -> Treatment:
+    # what the plug-in reads and reports is unknown to vLLM itself
+    unknown = unknown_variable(text, [name for name, proof in proofs.items() if proof != "settings"])
+    if unknown:
+        return Treatment({}, f"the engine's log says that it does not know {unknown}")
+    shown, failure = flags_in_log(text, arm.values)
+    return Treatment({**proofs, **dict.fromkeys(shown, "log")}, failure)
 
 
 def _json(value: object) -> bytes:
     return orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SORT_KEYS)
 
 
-def _shown(value: Value) -> str:
+def _shown(name: str, value: Value) -> str:
+    if value is not None and is_secret(name):
+        return HIDDEN
     return "it not" if value is None else write_value(value) or '""'
+
+
+def _given(name: str, value: str) -> str:
+    return f"{name}={HIDDEN if is_secret(name) else value}"
 
 
 def _environment(pid: int) -> dict[str, str] | None:

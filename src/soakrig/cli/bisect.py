@@ -308,7 +308,7 @@ def _run(journal: Journal, campaign: Campaign, *, as_json: bool) -> None:
         notes.print(text, markup=False, soft_wrap=True)
     session = CampaignSession(journal, campaign, notes)
     try:
-        result = session.run(make_executor(campaign))
+        result = session.run(make_executor(journal, campaign, session.say))
     except StoreError as error:
         raise StoreError(
             f"the campaign had to stop: {error.message}",
@@ -329,12 +329,14 @@ def _words(words: Sequence[str]) -> list[str]:
     """The words that are variables. An option that does not exist came along with them: it is refused."""
     for word in words:
         if word.startswith("-") and not word.startswith(ARG):
-            name = word.partition("=")[0]
-            options = [f"--{one.replace('_', '-')}" for one in start.__annotations__]
+            name, values, _ = word.partition("=")
+            group: Any = typer.main.get_command(app)
+            options = [one for parameter in group.commands[START].params for one in parameter.opts]
             near = difflib.get_close_matches(name, options, n=1)
+            flag = word if values else f"{word}=control,value"
             raise UsageError(
                 f"there is no option {name}" + (f"; {near[0]} was meant?" if near else ""),
-                remedy=f"`soak bisect --help` lists them; a launch flag as a variable is {ARG}{word}=control,value.",
+                remedy=f"`soak bisect --help` lists them; a launch flag as a variable is {ARG}{flag}.",
             )
     return list(words)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import signal
 import threading
 from collections.abc import Callable, Generator
@@ -12,7 +13,7 @@ from pathlib import Path
 import orjson
 from rich.console import Console
 
-from soakrig.bisect.campaign import CampaignLoop, End, reboot_host
+from soakrig.bisect.campaign import CampaignLoop, End, first_environment, reboot_host
 from soakrig.bisect.campaign_file import Campaign
 from soakrig.bisect.campaign_result import campaign_result, launch
 from soakrig.bisect.executors import Executor, LocalExecutor
@@ -33,13 +34,17 @@ HTML, MARKDOWN = "report.html", "report.md"
 _LOOK_S = 0.2
 
 
-def make_executor(campaign: Campaign) -> Executor:
-    """Where the campaign's launches run. Raises ``PreflightRefusedError`` for a card in use, no ray, no cluster."""
+def make_executor(journal: Journal, campaign: Campaign, say: Callable[[str], None]) -> Executor:
+    """Where the campaign's launches run; ``say`` is told what cannot be used. Raises ``PreflightRefusedError`` for a
+    card in use, no ray, no cluster."""
     if campaign.executor == "ray":
         from soakrig.bisect.ray_executor import RayExecutor
 
-        return RayExecutor()
-    return LocalExecutor()
+        cluster = RayExecutor()
+        for text in cluster.left_out:
+            say(f"not used: {text}")
+        return cluster
+    return LocalExecutor(visible=(first_environment(journal) or {}).get("CUDA_VISIBLE_DEVICES"))
 
 
 def preflight(campaign: Campaign, *, fresh: bool) -> None:
@@ -90,7 +95,7 @@ class CampaignSession:
         with ExitStack() as stack:
             stack.callback(executor.close)
             stack.enter_context(self._view)
-            stack.enter_context(_signals(self.stop.ask))
+            asked = stack.enter_context(_signals())
             folder = self.journal.folder
             loop = CampaignLoop(
                 self.journal, self.campaign, executor, self.stop, changed=self._changed,
@@ -101,14 +106,16 @@ class CampaignSession:
             worker.start()
             while worker.is_alive():
                 worker.join(_LOOK_S)
+                while not asked.empty():
+                    self.stop.ask(asked.get())
         if self._error is not None:
             raise self._error
         result = campaign_result(self.journal, self.campaign)
         self._keep(result)
         if self.view_error is not None:
-            self._say(f"a bug of soakrig blinded the live view: {self.view_error!r}")
+            self.say(f"a bug of soakrig blinded the live view: {self.view_error!r}")
         if self._end is not None and self._end.kind != "stopped":
-            self._say(self._notifier.send(f"soakrig: {result.campaign} {result.state}", _message(result)))
+            self.say(self._notifier.send(f"soakrig: {result.campaign} {result.state}", _message(result)))
         return result
 
     def _work(self, loop: CampaignLoop) -> None:
@@ -143,9 +150,10 @@ class CampaignSession:
             threading.Thread(target=self._tell_fault, args=(text,), name="notify", daemon=True).start()
 
     def _tell_fault(self, text: str) -> None:
-        self._say(self._notifier.send(f"soakrig: first fault in {self.journal.folder.name}", text))
+        self.say(self._notifier.send(f"soakrig: first fault in {self.journal.folder.name}", text))
 
-    def _say(self, failed: str) -> None:
+    def say(self, failed: str) -> None:
+        """A line for people, where there is something to say."""
         if failed:
             self.console.print(f"soak: {failed}", style="yellow", markup=False, soft_wrap=True)
 
@@ -161,7 +169,7 @@ class CampaignSession:
             try:
                 write_private(self.journal.folder / name, data)
             except OSError as error:
-                self._say(f"{self.journal.folder / name} was not written: {error.strerror or error}")
+                self.say(f"{self.journal.folder / name} was not written: {error.strerror or error}")
 
 
 def unit_installed(folder: Path) -> bool:
@@ -190,15 +198,17 @@ def _message(result: CampaignResult) -> str:
 
 
 @contextlib.contextmanager
-def _signals(ask: Callable[[str], None]) -> Generator[None]:
-    """Hand the signals that end a process to ``ask``; one that is ignored (nohup) stays so."""
+def _signals() -> Generator[queue.SimpleQueue[str]]:
+    """The signals that end a process, by name as they come; one that is ignored (nohup) stays so. A handler only puts
+    the name into the queue, which is safe in a handler (queue.SimpleQueue is reentrant)."""
     names = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
+    asked: queue.SimpleQueue[str] = queue.SimpleQueue()
     before = {number: signal.getsignal(number) for number in names}
     for number, name in names.items():
         if before[number] is not signal.SIG_IGN:
-            signal.signal(number, lambda _number, _frame, how=name: ask(how))
+            signal.signal(number, lambda _number, _frame, how=name: asked.put(how))
     try:
-        yield
+        yield asked
     finally:
         for number, handler in before.items():
             if handler is not signal.SIG_IGN:

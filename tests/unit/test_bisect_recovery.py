@@ -164,6 +164,33 @@ def test_it_never_becomes_clean(tmp_path: Path, events: list[Event]) -> None:
         assert journal.arm_runs() == ()
 
 
+@pytest.mark.parametrize(
+    ("events", "signature"),
+    [
+        ([kernel_live(), *turns(1, 2), sent(3, T0 + 9), done(3, T0 + 10, "error_frame")], None),
+        ([kernel_live(), *turns(1, 2), sent(3, T0 + 9), dead(T0 + 9, 3, status=-9)], "engine death, signal 9"),
+        (FAULT, "Xid 31"),
+    ],
+    ids=["not yet named", "the known one", "of the device"],
+)
+def test_beside_a_known_fault_one_that_was_not_yet_named_is_left_out(
+    tmp_path: Path, events: list[Event], signature: str | None
+) -> None:
+    with Journal.create(tmp_path, SPEC.to_json(), boot_id=BOOT) as journal:
+        run = journal.plan("control", cap=20)
+        for step in STATES["probing"]:
+            journal.move(run, step)
+        journal.move(run, "faulted", turn=Turn(1, "error_frame"), signature="engine death, signal 9")
+        journal.move(run, "teardown")
+        journal.move(run, "settled")
+        bring(journal, "probing")
+        stored(journal, *events)
+    with Journal.resume(tmp_path, boot_id=BOOT) as journal:
+        assert settle_leftovers(journal, SPEC, executor()) == ""
+        assert journal.runs()[1].signature == signature
+        assert journal.runs()[1].result == ("faulted" if signature else "interrupted")
+
+
 def test_a_run_folder_that_is_none_or_broken_shows_nothing(tmp_path: Path) -> None:
     for number, broken in enumerate((False, True)):
         folder = tmp_path / str(number)

@@ -80,5 +80,10 @@ def signature_of(result: Result, tolerated: Collection[OutcomeName] = ()) -> str
     return next((turn_signature(name) for name in bad), None)
 
 
+def told_by_device(result: Result) -> bool:
+    """Whether a run's fault has the name of a device's fault: no later word of a watcher would change it."""
+    return _first(result.faults, _DEVICE) is not None
+
+
 def _first(faults: list[Fault], sources: tuple[str, ...]) -> Fault | None:
     return next((fault for fault in faults if fault.source in sources), None)

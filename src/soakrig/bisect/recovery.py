@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from soakrig.bisect.campaign_file import Campaign
+from soakrig.bisect.evidence import Evidence
 from soakrig.bisect.executors import Executor, Stratum
 from soakrig.bisect.journal import Journal
 from soakrig.bisect.journal_rows import RunRow
-from soakrig.bisect.launch_result import read_result
+from soakrig.bisect.launch_result import read_result, told_by_device
 from soakrig.bisect.ledger import WEDGED
 from soakrig.errors import SoakrigError
 from soakrig.record.judge import Judge
@@ -68,11 +69,15 @@ def _with_its_fault(journal: Journal, campaign: Campaign, run: RunRow) -> RunRow
         judge = Judge(reader.manifest)
         for event in reader.events():
             judge.feed(event)
-        found = read_result(judge.result(), campaign.unit, campaign.cap, campaign.tolerated)
+        result = judge.result()
+        found = read_result(result, campaign.unit, campaign.cap, campaign.tolerated)
     except SoakrigError:
         return run  # cut off before it had anything to show
     if found.result != "faulted":
         return run
+    wanted = Evidence(journal.arm_runs(), signature=campaign.signature).pooled_signature
+    if wanted not in (None, found.signature) and not told_by_device(result):
+        return run  # cut off before the watchers said what ended its turn: the fault perhaps, under another name
     return journal.move(
         run, "faulted", exposure=found.exposure, signature=found.signature, reason=run.reason, detail=_FOUND
     )

@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
+PATIENT := -o faulthandler_timeout=1500
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: env soak test test-slow check format llama-env test-llama clean
@@ -23,7 +24,7 @@ test: env check    ## lint, types, import directions, then the default test suit
 	$(BIN)/python -m pytest -m 'not slow and not llama and not gpu and not vllm and not ray'
 
 test-slow: env     ## what takes minutes; CI runs it after `make test`
-	$(BIN)/python -m pytest -m 'slow and not llama and not gpu and not vllm and not ray'
+	$(BIN)/python -m pytest $(PATIENT) -m 'slow and not llama and not gpu and not vllm and not ray'
 
 check: env
 	$(BIN)/ruff check
@@ -60,7 +61,7 @@ test-llama: env    ## a soak of that server, and one in which it is killed
 .PHONY: test-ray
 
 test-ray: env      ## launches on a Ray cluster of two raylets, one of them killed on the way; some 3 minutes
-	$(BIN)/python -m pytest -m ray
+	$(BIN)/python -m pytest $(PATIENT) -m ray
 
 .PHONY: vllm-env test-vllm soak-vllm vllm-transcripts
 VLLM_STAMP := .venv-vllm/.ready
@@ -79,7 +80,7 @@ $(VLLM_STAMP): pyproject.toml
 	touch $(VLLM_STAMP)
 
 test-vllm: env     ## real vLLM servers: soaked, stopped, killed; some 10 minutes
-	$(BIN)/python -m pytest -m vllm
+	$(BIN)/python -m pytest $(PATIENT) -m vllm
 
 soak-vllm: vllm-env  ## soak vLLM with a tiny model made on the spot
 	$(BIN)/soak run agent-loop --engine tiny-moe --turns 60 --max-tokens 96

@@ -60,7 +60,7 @@ def kill_on(bisect: Bisect, words: list[str], rng: random.Random, kills: int) ->
         assert {one: now[one] for one in known} == known
         known = now
     process = bisect.resume() if bisect.begun else bisect.start(*words)
-    process.wait(600.0)
+    process.wait(1800.0)
     bisect.nothing_left()
     done = bisect.done()
     now = settled(bisect)

@@ -21,10 +21,10 @@ soak: env          ## soak the embedded engine for 60 turns and print the report
 	$(BIN)/soak run agent-loop --engine embedded --turns 60
 
 test: env check    ## lint, types, import directions, then the default test suite
-	$(BIN)/python -m pytest -m 'not slow and not llama and not gpu and not vllm and not ray'
+	$(BIN)/python -m pytest -m 'not slow and not llama and not gpu and not vllm and not ray and not litellm'
 
 test-slow: env     ## what takes minutes; CI runs it after `make test`
-	$(BIN)/python -m pytest $(PATIENT) -m 'slow and not llama and not gpu and not vllm and not ray'
+	$(BIN)/python -m pytest $(PATIENT) -m 'slow and not llama and not gpu and not vllm and not ray and not litellm'
 
 check: env
 	$(BIN)/ruff check
@@ -57,6 +57,17 @@ llama-env: env     ## llama.cpp's server and a real small model; compiles for so
 
 test-llama: env    ## a soak of that server, and one in which it is killed
 	$(BIN)/python -m pytest -m llama
+
+.PHONY: litellm-env test-litellm
+
+litellm-env: env   ## LiteLLM's proxy, in an environment of its own (some 760 MB)
+	test -x .venv-litellm/bin/python || $(PYTHON) -m venv .venv-litellm
+	echo '*' > .venv-litellm/.gitignore
+	.venv-litellm/bin/python -m pip install --quiet --upgrade 'pip>=25'
+	.venv-litellm/bin/python -m pip install --quiet 'litellm[proxy]==1.108.7'
+
+test-litellm: env  ## LiteLLM's proxy in front of the gateway; under a minute
+	$(BIN)/python -m pytest -m litellm
 
 .PHONY: test-ray
 

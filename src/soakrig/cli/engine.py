@@ -7,14 +7,18 @@ from typing import Annotated
 
 import typer
 
+from soakrig.cli import engine_gateway, engine_serving
 from soakrig.cli.output import emit, emit_json
 
-app = typer.Typer(no_args_is_help=True, help="The bundled engines, and a tiny model for them.")
-
-
-@app.callback()
-def _group() -> None:
-    """Keeps the one command a command of its own: typer runs an only command without its name."""
+app = typer.Typer(no_args_is_help=True, help="Serve models of the registry on this machine, and make a tiny one.")
+app.command("list")(engine_serving.list_models)
+app.command("preflight")(engine_serving.preflight)
+app.command("serve")(engine_serving.serve)
+app.command("stop")(engine_serving.stop)
+app.command("status")(engine_serving.status)
+app.command("logs")(engine_serving.logs)
+app.command("switch")(engine_serving.switch)
+app.command("gateway")(engine_gateway.gateway)
 
 
 @app.command("make-tiny")

@@ -13,10 +13,10 @@ from typing import Literal
 from soakrig.engine.environment import engine_environment
 from soakrig.engine.launcher import EngineProcess, launch
 from soakrig.engine.ports import refuse_if_taken
-from soakrig.engine.vllm.command import vllm_command
-from soakrig.engine.vllm.installation import find_installation
+from soakrig.engine.vllm.command import Command, vllm_command
+from soakrig.engine.vllm.installation import Installation, find_installation, look_at
 from soakrig.engine.vllm.launch import START_S, launch_vllm
-from soakrig.engine.vllm.served_model import read_model
+from soakrig.engine.vllm.served_model import ServedModel, read_model
 from soakrig.engine.vllm.tiny_cache import tiny_model
 from soakrig.errors import EngineStartError, UsageError
 
@@ -29,7 +29,8 @@ EMBEDDED_START_S = 120.0
 class Order:
     """An engine to start: one of ``BUNDLED``. ``model``: a checkpoint's folder, for vllm alone. ``port``: 0 takes a
     free one. ``start_s``: how long the start may take, None for the engine's own default. ``caller``: the environment
-    to take the caller's variables from, None for this process's. ``mark``: of its processes, made up where empty."""
+    to take the caller's variables from, None for this process's. ``mark``: of its processes, made up where empty.
+    ``python``: the one that has vLLM, looked for where empty. ``own_offload``: as of ``vllm_command``."""
 
     name: str
     settings: Mapping[str, str]
@@ -39,6 +40,8 @@ class Order:
     start_s: float | None = None
     caller: Mapping[str, str] | None = None
     mark: str = ""
+    python: str = ""
+    own_offload: bool = False
 
     def __post_init__(self) -> None:
         check_engine(self.name)
@@ -93,26 +96,58 @@ def launch_bundled(
         caller=order.caller,
         mark=order.mark,
         give_up=give_up,
+        installation=installation_of(order) if order.python else None,
+        own_offload=order.own_offload,
     )
+
+
+def installation_of(order: Order) -> Installation:
+    """The vLLM that an order is for. Raises ``PreflightRefusedError`` where there is none."""
+    return look_at(Path(order.python)) if order.python else find_installation()
 
 
 def preview(order: Order, port_file: Path) -> tuple[list[str], dict[str, str]]:
     """The command line and environment that ``launch_bundled`` would start, without its mark; port 0 stands for one
     that is chosen then. Makes the tiny checkpoint where it is missing. Raises as ``launch_vllm`` before it starts."""
     if order.name == EMBEDDED:
-        return _embedded_command(order, port_file)
-    model = tiny_model(lambda text: None) if order.name == TINY else read_model(order.model)
-    caller = os.environ if order.caller is None else order.caller
-    command = vllm_command(find_installation(), model, order.port, order.settings, order.flags, caller)
+        command = compose(order, port_file=port_file)
+    else:
+        model = tiny_model(lambda text: None) if order.name == TINY else read_model(order.model)
+        command = compose(order, installation=installation_of(order), model=model)
     return command.argv, command.env
 
 
-def _embedded_command(order: Order, port_file: Path) -> tuple[list[str], dict[str, str]]:
+def compose(
+    order: Order,
+    *,
+    port_file: Path | None = None,
+    installation: Installation | None = None,
+    model: ServedModel | None = None,
+    python: str = sys.executable,
+) -> Command:
+    """The command of an order from what was found on the host; nothing is looked up but, where ``order.caller`` is
+    None, this process's environment. ``port_file`` and ``python`` are for the embedded engine, ``installation`` and
+    ``model`` for vLLM.
+
+    Raises ``UsageError`` and ``PreflightRefusedError`` as ``vllm_command``.
+    """
+    if order.name == EMBEDDED:
+        argv, env = _embedded_command(order, port_file or Path("engine.port"), python)
+        return Command(argv, env)
+    assert installation is not None
+    assert model is not None
+    caller = os.environ if order.caller is None else order.caller
+    return vllm_command(
+        installation, model, order.port, order.settings, order.flags, caller, own_offload=order.own_offload
+    )
+
+
+def _embedded_command(order: Order, port_file: Path, python: str = sys.executable) -> tuple[list[str], dict[str, str]]:
     taken = next((flag for flag in order.flags if flag.partition("=")[0] in ("--port", "--port-file")), None)
     if taken is not None:
         raise UsageError(f"--arg={taken} is set by this tool", remedy="Use --port for the port.")
     own = ["--port", str(order.port), "--port-file", str(port_file)]
-    argv = [sys.executable, "-m", "soakrig.engine.embedded", *own, *order.flags]
+    argv = [python, "-m", "soakrig.engine.embedded", *own, *order.flags]
     return argv, engine_environment(order.settings, order.caller)
 
 

@@ -13,8 +13,9 @@ import os
 from collections.abc import Iterable, Iterator
 
 FOLDER = "/dev/shm"  # noqa: S108  (the kernel's own place, not a temporary folder of ours)
-PREFIXES = ("psm_", "sem.mp-", "nccl-", "torch_")
-"""Names that Python, NCCL and torch give to objects of one launch; caches that outlive a server have others."""
+PREFIXES = ("psm_", "sem.mp-", "nccl-", "torch_", "vllm_offload_", "vllm_ec_")
+"""Names that Python, NCCL, torch and vLLM's offload tiers give to objects of one launch; caches that outlive a server
+have others."""
 _TRIES = 10
 
 
@@ -30,6 +31,26 @@ class SharedMemory:
         self._ours: dict[str, int] = {}  # name -> inode: a name may be taken again by somebody else
         self._tried: dict[tuple[str, int], int] = dict.fromkeys(self._present(), _TRIES)
 
+    @property
+    def ours(self) -> dict[str, int]:
+        """What was attributed so far: name -> inode."""
+        return dict(self._ours)
+
+    def adopt(self, found: dict[str, int]) -> None:
+        """Take over what another one of this launch attributed. A name whose inode is another one by now stays the
+        stranger's that it is."""
+        self._ours.update(found)
+
+    def leaked(self) -> dict[str, int]:
+        """Ours that are still there and in nobody's hands any more: name -> bytes. One look at every process."""
+        found: dict[str, int] = {}
+        for name in self._unheld():
+            try:
+                found[name] = os.stat(f"{self._folder}/{name}").st_blocks * 512  # noqa: PTH116
+            except OSError:  # gone by itself
+                continue
+        return found
+
     def news(self) -> bool:
         """Whether there may be an object to attribute: cheap enough to ask every second."""
         return any(self._tried.get(found, 0) < _TRIES for found in self._present() if not self._known(found))
@@ -44,20 +65,27 @@ class SharedMemory:
         for found in new:
             self._tried[found] = self._tried.get(found, 0) + 1
 
+    def left(self) -> list[str]:
+        """The names that are ours and still there, whoever has them."""
+        return sorted(name for name, _ in set(self._ours.items()) & set(self._present()))
+
     def free(self) -> list[str]:
         """Remove what is ours and in nobody's hands any more; returns the names. One look at every process."""
-        left = set(self._ours.items()) & set(self._present())
-        if left:
-            for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:  # noqa: PTH208
-                left.difference_update(self._mapped(pid), self._opened(pid))
         freed: list[str] = []
-        for name, _ in sorted(left):
+        for name in sorted(self._unheld()):
             try:
                 os.unlink(f"{self._folder}/{name}")  # noqa: PTH108
             except OSError:  # gone by itself, or not ours to remove
                 continue
             freed.append(name)
         return freed
+
+    def _unheld(self) -> set[str]:
+        left = set(self._ours.items()) & set(self._present())
+        if left:
+            for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:  # noqa: PTH208
+                left.difference_update(self._mapped(pid), self._opened(pid))
+        return {name for name, _ in left}
 
     def _known(self, found: tuple[str, int]) -> bool:
         return self._ours.get(found[0]) == found[1]

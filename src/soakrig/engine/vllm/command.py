@@ -60,15 +60,18 @@ def vllm_command(
     settings: Mapping[str, str],
     flags: Sequence[str],
     caller: Mapping[str, str],
+    *,
+    own_offload: bool = False,
 ) -> Command:
     """What starts ``model`` on ``port``. ``settings`` and ``flags`` are the user's, and win; ``caller`` is the
-    environment that this process has.
+    environment that this process has. ``own_offload``: a build that obeys the offload variables by itself, so that
+    the plug-in is not needed and not loaded.
 
     Raises ``UsageError`` for a flag or setting that cannot be given here, and ``PreflightRefusedError`` where one
     needs the plug-in and it is not installed.
     """
     notes: list[str] = []
-    env = _environment(installation, model, settings, caller, notes)
+    env = _environment(installation, model, settings, caller, notes, own_offload)
     own = _flags(installation, model, port, flags)
     if KV_SPACE in env and own.pop("--kv-cache-memory-bytes", None):
         notes.append(f"{KV_SPACE}={env[KV_SPACE]} takes the place of --kv-cache-memory-bytes={TINY_KV_BYTES}")
@@ -126,13 +129,14 @@ def _environment(
     settings: Mapping[str, str],
     caller: Mapping[str, str],
     notes: list[str],
+    own_offload: bool,
 ) -> dict[str, str]:
     if KEY in settings:
         raise UsageError(f"--set {KEY} locks this tool out", remedy=f"Leave it out: {_TAKEN['api-key']}.")
     if settings.get(KV_SPACE) == "":
         raise UsageError(f"--set {KV_SPACE}= is empty, a number of GiB was expected", remedy="Leave it out.")
     inherited = engine_environment({}, caller)
-    asked = OURS & {*inherited, *settings}
+    asked = frozenset[str]() if own_offload else OURS & {*inherited, *settings}
     if asked and not installation.plugin:
         raise PreflightRefusedError(
             f"{min(asked)} needs soakrig's plug-in, which is not installed beside {installation.text}",
@@ -148,7 +152,7 @@ def _environment(
     own = {
         "PATH": f"{binary}:{inherited.get('PATH', '/usr/bin:/bin')}",  # torch.compile looks for ninja there
         "PYTHONSAFEPATH": "1",  # a folder named vllm where the tool stands must not be taken for the package
-        "VLLM_PLUGINS": PLUGIN,
+        "VLLM_PLUGINS": "" if own_offload else PLUGIN,
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
     }

@@ -11,7 +11,7 @@ from pathlib import Path
 from soakrig.engine.launcher import EngineProcess, launch
 from soakrig.engine.ports import refuse_if_taken, stranger
 from soakrig.engine.vllm.command import offloads, vllm_command
-from soakrig.engine.vllm.installation import PLUGIN, find_installation
+from soakrig.engine.vllm.installation import PLUGIN, Installation, find_installation
 from soakrig.engine.vllm.ready import Readiness
 from soakrig.engine.vllm.served_model import ServedModel
 from soakrig.errors import EngineStartError, PreflightRefusedError, SoakrigError, UsageError
@@ -47,18 +47,22 @@ def launch_vllm(
     caller: Mapping[str, str] | None = None,
     mark: str = "",
     give_up: Callable[[], str] = lambda: "",
+    installation: Installation | None = None,
+    own_offload: bool = False,
 ) -> EngineProcess:
     """Serve ``model`` with vLLM, its log in ``folder``, and wait until it has answered a generation.
 
     ``note`` is told what the user's flags took the place of, ``progress`` how far the start has come. ``caller``: the
-    environment to take the caller's variables from, None for this process's; ``mark`` and ``give_up`` as in ``launch``.
+    environment to take the caller's variables from, None for this process's; ``mark`` and ``give_up`` as in ``launch``,
+    ``own_offload`` as in ``vllm_command``; ``installation``: None looks for one.
     Raises ``PreflightRefusedError`` when there is no vLLM, ``port`` is taken or the plug-in refuses, ``UsageError``
     when vLLM or the plug-in refuses a flag or a setting, and ``EngineStartError`` when it does not come up.
     """
     refuse_if_taken(port)
-    installation = find_installation()
+    installation = installation or find_installation()
     port = port or free_port()
-    command = vllm_command(installation, model, port, settings, flags, os.environ if caller is None else caller)
+    environ = os.environ if caller is None else caller
+    command = vllm_command(installation, model, port, settings, flags, environ, own_offload=own_offload)
     for text in command.notes:
         note(text)
     progress(f"{installation.text} starts")
@@ -81,7 +85,7 @@ def launch_vllm(
     finally:
         ready.close()
     try:
-        check_started(engine, offloads(command.env), note)
+        check_started(engine, offloads(command.env) and not own_offload, note)
     except EngineStartError:
         engine.stop()
         raise

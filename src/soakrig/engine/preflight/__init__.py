@@ -1,0 +1,1 @@
+"""Preflights: what would make a launch fail or hurt the host, found before anything is started."""

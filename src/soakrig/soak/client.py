@@ -151,6 +151,10 @@ class ChatClient:
                             return
                     if reply.terminated and not reply.malformed:
                         await self._drain(reply, stream)
+            except (aiohttp.ClientError, OSError):
+                if stream.status == 200:
+                    reply.feed(stream.left(), monotonic())  # the last deltas of a broken stream are evidence
+                raise
             finally:
                 await stream.aclose()
             reply.finish("eof", monotonic())

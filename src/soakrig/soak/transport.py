@@ -17,8 +17,8 @@ READ_BUFFER = 1 << 18
 
 class RawStream(httpx.AsyncByteStream):
     """A response body. ``read`` returns what has arrived, at least one byte, and ``b""`` at the end; it raises
-    aiohttp's own ``ClientPayloadError`` when the connection breaks before HTTP's end of the body. Iteration, which
-    httpx does, raises ``httpx.ReadError`` instead."""
+    aiohttp's own ``ClientPayloadError`` when the connection breaks before HTTP's end of the body; ``left`` then has
+    what came before the break. Iteration, which httpx does, gives that too and raises ``httpx.ReadError``."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
@@ -30,7 +30,14 @@ class RawStream(httpx.AsyncByteStream):
             while chunk := await self.read():
                 yield chunk
         except (aiohttp.ClientError, OSError) as error:
+            if left := self.left():
+                yield left
             raise httpx.ReadError(_short(error)) from error
+
+    def left(self) -> bytes:
+        """What arrived and was not read when the connection broke: aiohttp raises before it hands that out, and keeps
+        it in no public place."""
+        return b"".join(getattr(self._response.content, "_buffer", ()))
 
     async def aclose(self) -> None:
         self._response.close()

@@ -165,7 +165,7 @@ async def bench(
     """``policies`` by name; ``url`` in place of the stub's own; ``upstream``, ``gateway``: further arguments."""
     stub = Stub(handler, **(routes or {}))
     async with loopback.serve(stub.handle, stub.route) as behind:
-        up = Upstream("stub", url or behind, Policies(**policies), **(upstream or {}))
+        up = Upstream("stub", policies=Policies(**policies), **{"url": url or behind, **(upstream or {})})
         made = Gateway(up, named, waits=waits, **(gateway or {}))
         async with standing(made) as front:
             yield Bench(front, behind, made, stub, up)
@@ -248,10 +248,10 @@ def broken(answer: Answer, kind: str) -> None:
     assert answer.body.count(b'"error"') == 1
 
 
-def refused(answer: Answer, status: int, kind: str) -> None:
+def refused(answer: Answer, status: int, kind: str, named: str = "stub at http://127.0.0.1:") -> None:
     """An answer of the gateway's own, whole and in JSON, that names the engine and its URL."""
     assert (answer.status, answer.clean) == (status, True)
     assert answer.headers["content-type"] == "application/json"
     assert answer.error["type"] == kind
     assert answer.error["code"] == status
-    assert "stub at http://127.0.0.1:" in answer.error["message"]
+    assert named in answer.error["message"]

@@ -14,11 +14,13 @@ import httpx
 class GatewayProcess:
     """A context manager; ``url`` once it listens."""
 
-    def __init__(self, folder: Path, upstream: str, *options: str) -> None:
+    def __init__(self, folder: Path, upstream: str, *options: str, env: dict[str, str] | None = None) -> None:
+        """``upstream`` "": the registry's models, which ``env`` says where to find."""
         self.errors = folder / "gateway-stderr.txt"
-        argv = [sys.executable, "-m", "soakrig", "engine", "gateway", "--upstream", upstream, "--port", "0", "--json"]
+        where = ["--upstream", upstream] if upstream else []
+        argv = [sys.executable, "-m", "soakrig", "engine", "gateway", *where, "--port", "0", "--json"]
         with self.errors.open("wb") as errors:
-            self.process = subprocess.Popen([*argv, *options], stdout=subprocess.PIPE, stderr=errors)
+            self.process = subprocess.Popen([*argv, *options], stdout=subprocess.PIPE, stderr=errors, env=env)
 
     def __enter__(self) -> GatewayProcess:
         assert self.process.stdout is not None

@@ -130,7 +130,8 @@ class Box:
 class Load:
     """Streams that go on until the server ends them; how each of them ended."""
 
-    def __init__(self, port: int, streams: int = 4) -> None:
+    def __init__(self, port: int, streams: int = 4, model: str = "") -> None:
+        self.model = {"model": model} if model else {}
         self.url = f"http://127.0.0.1:{port}/v1/chat/completions"
         self.ends: list[str] = []
         self.flowing = threading.Semaphore(0)
@@ -140,7 +141,7 @@ class Load:
 
     def _stream(self, number: int) -> None:
         body = {"messages": [{"role": "user", "content": f"stream {number}"}], "stream": True, "max_tokens": 3800,
-                "ignore_eos": True}  # fmt: skip
+                "ignore_eos": True, **self.model}  # fmt: skip
         text = b""
         try:
             with httpx.stream("POST", self.url, json=body, timeout=60.0, trust_env=False) as reply:
@@ -149,7 +150,8 @@ class Load:
                         self.flowing.release()
                     text += chunk
         except httpx.HTTPError as error:
-            self.ends.append(f"broken: {type(error).__name__}")
+            told = b'"error"' in text and b"[DONE]" not in text
+            self.ends.append("error frame" if told else f"broken: {type(error).__name__}")
             return
         if b"[DONE]" in text and b'"error"' not in text:
             self.ends.append("done")

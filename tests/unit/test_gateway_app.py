@@ -343,9 +343,11 @@ def test_a_raised_budget_is_clamped_by_the_engine_s_own_count() -> None:
             await b.ask(long)
             assert b.stub.sent() == {**long, "max_tokens": 2768}
             assert seen == [{"model": "m", "messages": long["messages"]}]
-        async with bench(min_output_tokens=8192, upstream={"context": 31_000}, routes={"__tokenize": tokenize}) as b:
-            await b.ask(long)
-            assert b.stub.sent()["max_tokens"] == 1000, "the registry's context goes before the engine's"
+        silent = {"__tokenize": tokenize, "__v1__models": {"data": [{"id": "m"}]}}
+        for routes, tokens in (({"__tokenize": tokenize}, 2768), (silent, 1000)):
+            async with bench(min_output_tokens=8192, upstream={"context": 31_000}, routes=routes) as b:
+                await b.ask(long)
+                assert b.stub.sent()["max_tokens"] == tokens, "the engine knows what it was started with, where it says"
 
     run(main)
 

@@ -46,9 +46,27 @@ def test_what_is_refused(
     assert [path.name for path in tmp_path.iterdir()] == ["open"]
 
 
-def test_an_engine_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert invoke(["engine", "gateway"]) == 64
-    assert "there is no engine" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["embeded"], "'embedded' was meant"),
+        (["embedded", "--upstream", "http://127.0.0.1:9"], "Give the one or the other"),
+        (["embedded", "--model", "x=http://127.0.0.1:9"], "Give the one or the other"),
+        (["--policy", "restore_reasoning"], "[models.NAME.policies]"),
+        (["--capture", "c"], "`capture = true` of a model in the registry"),
+        (["--registry", "not-there.toml"], "cannot be read"),
+    ],
+)
+def test_what_is_refused_of_the_registry(
+    words: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.delenv("SOAKRIG_MODELS", raising=False)
+    assert invoke(["engine", "gateway", *words]) == 64
+    assert says in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_taken_port_is_refused_with_its_holder(capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,6 +37,8 @@ def test_one_top_level_name_in_the_wheel_and_the_data_is_in_it(tmp_path: Path) -
         "py.typed",
         "soak/agent/tools.toml",
         "engine/embedded/tokenizer.json",
+        "engine/models.toml",
+        "engine/preflight/versions.toml",
         "soak/watch/xid_catalogue.json",
         "reports/templates/campaign.html.jinja",
         "reports/templates/campaign.css",

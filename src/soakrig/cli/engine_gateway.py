@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from soakrig.cli.engine_serving import RegistryFile
 from soakrig.cli.output import emit_json
 from soakrig.errors import UsageError
 from soakrig.reports.terminal import report_console
@@ -17,6 +18,11 @@ DEFAULT_PORT = 8090
 
 
 def gateway(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(help="Models of the registry, with their policies; all of them where no engine is named.",
+                       metavar="[MODEL]...", show_default=False),
+    ] = None,
     upstream: Annotated[
         str,
         typer.Option(help="The engine: base URL of an OpenAI-compatible server. It gets what names no other."),
@@ -27,8 +33,10 @@ def gateway(
     ] = None,
     policy: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME[=VALUE]", help="Turn a policy on; may be given again. All are off by default."),
+        typer.Option(metavar="NAME[=VALUE]", help="Turn a policy on; may be given again. All are off by default. For "
+                     "engines given by URL: a model of the registry has its own."),
     ] = None,
+    registry: RegistryFile = None,
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = DEFAULT_PORT,
     host: Annotated[str, typer.Option(help="Address to listen on; other than loopback needs a key.")] = "127.0.0.1",
     api_key_env: Annotated[
@@ -50,17 +58,20 @@ def gateway(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object (url, engines, policies) once it listens.")
     ] = False,
-) -> None:
+) -> None:  # fmt: skip
     """Stand between clients and an engine: say plainly when it is dead, and repair what clients leave out.
 
     \b
     Examples:
+      soak engine gateway                   the models of the registry, whichever of them serves
+      soak engine gateway glm53 embedded    these, and no other
       soak engine gateway --upstream http://127.0.0.1:8000
       soak engine gateway --upstream http://127.0.0.1:8000 --policy restore_reasoning
       soak engine gateway --upstream http://127.0.0.1:8000 --policy min_output_tokens=8192 --policy sanitize_tool_tags
       soak engine gateway --upstream http://127.0.0.1:8000 --policy 'presets={"glm-low": {"reasoning_effort": "low"}}'
 
-    Without a policy, requests and answers pass byte for byte. Runs until Ctrl-C.
+    Models of the registry may start, stop and be switched meanwhile. Without a policy, requests and answers pass byte
+    for byte. Runs until Ctrl-C.
     """
     from soakrig.engine.gateway import server
     from soakrig.engine.gateway.app import Gateway
@@ -68,17 +79,36 @@ def gateway(
     from soakrig.engine.gateway.policies import parse_policies
     from soakrig.engine.gateway.proxy import Waits
     from soakrig.engine.gateway.upstream import Upstream
+    from soakrig.engine.registry import load_registry
+    from soakrig.engine.served_upstreams import served_upstreams
+    from soakrig.engine.serving.folder import engines_folder
 
+    by_url = bool(upstream or model)
+    if by_url and models:
+        raise UsageError(
+            f"the models {', '.join(models)} are of the registry, and --{'upstream' if upstream else 'model'} names an "
+            "engine by its URL",
+            remedy="Give the one or the other.",
+        )
+    if policy and not by_url:
+        raise UsageError(
+            "--policy is for engines given by URL",
+            remedy="A model of the registry has its policies in its table: [models.NAME.policies].",
+        )
     policies = parse_policies(policy or [])
     for name, seconds in (("--stall-timeout", stall_timeout), ("--first-byte-timeout", first_byte_timeout)):
         if not 0 < seconds < 1e9:
             raise UsageError(f"{name} {seconds:g}: expected a number above 0")
     key, upstream_key = _key("--api-key-env", api_key_env), _key("--upstream-api-key-env", upstream_api_key_env)
     server.check_host(host, key)
-    if capture is not None and not policies.capture:
-        raise UsageError("--capture writes nothing without --policy capture", remedy="Give both, or neither.")
+    known = load_registry(registry) if not by_url else None
+    served = served_upstreams(known, models or known.models, engines_folder()) if known is not None else {}
+    captured = [name for name, one in served.items() if one.policies.capture]
+    if capture is not None and not (policies.capture or captured):
+        where = "--policy capture" if by_url else "the policy `capture = true` of a model in the registry"
+        raise UsageError(f"--capture writes nothing without {where}", remedy="Give both, or neither.")
     default = Upstream("upstream", parse_url(upstream), policies, api_key=upstream_key) if upstream else None
-    named: dict[str, Upstream] = {}
+    named: dict[str, Upstream] = dict(served)
     # Aliases stand for one engine's model: the default one's, where there is one.
     further = policies.model_copy(update={"presets": {}}) if default is not None else policies
     for text in model or []:
@@ -88,8 +118,6 @@ def gateway(
         if name in named:
             raise UsageError(f"--model {name} is given twice", remedy="Give every engine a name of its own.")
         named[name] = Upstream(name, parse_url(url), further, api_key=upstream_key)
-    if default is None and not named:
-        raise UsageError("there is no engine", remedy="Give --upstream URL, or --model NAME=URL.")
     captures = Captures(capture) if capture is not None else None
     waits = Waits(stall_timeout, max(first_byte_timeout, stall_timeout))
     standing = Gateway(default, named, waits=waits, api_key=key, captures=captures)
@@ -98,15 +126,23 @@ def gateway(
     url = f"http://{shown}:{listener.getsockname()[1]}"
     notes = report_console(stderr=True)
     engines = {one.name: one.url for one in standing.catalogue.upstreams}
+    if known is not None:
+        engines = dict.fromkeys(engines, "wherever it serves")
     on = policies.model_dump(exclude_defaults=True)
+    own = {one.name: one.policies.model_dump(exclude_defaults=True) for one in served.values()}
 
     def ready() -> None:
         if as_json:
-            emit_json({"url": url, "engines": engines, "policies": on, "capture": str(capture) if capture else None})
+            told = own if known is not None else on
+            emit_json({"url": url, "engines": engines, "policies": told, "capture": str(capture) if capture else None})
         behind = ", ".join(f"{name} at {where}" for name, where in engines.items())
+        if known is not None:
+            behind = f"{', '.join(engines)}, whichever serves"
         notes.print(f"gateway on {url}, behind it {behind}", markup=False)
-        notes.print(f"policies: {', '.join(on) if on else 'none, everything passes byte for byte'}", markup=False)
-        if policies.capture:
+        for name, table in own.items() if known is not None else (("", on),):
+            of = f" of {name}" if name else ""
+            notes.print(f"policies{of}: {', '.join(table) or 'none, everything passes byte for byte'}", markup=False)
+        if policies.capture or captured:
             where = f"exchanges go to {capture}" if capture else "no --capture folder, so that nothing is written"
             notes.print(f"capture: {where}", markup=False)
 

@@ -96,10 +96,13 @@ class Gateway:
         """A request with a body: which engine, which policies, then there and back."""
         began = time.time()
         body = await self._body(scope, receive)
+        name = "-"
         try:
             route = await self.catalogue.find(asked_model(body))
+            name = route.upstream.name
+            await route.upstream.settle()
         except GatewayError as error:
-            self.counters.requests.labels("-", scope["path"], error.kind).inc()
+            self.counters.requests.labels(name, scope["path"], error.kind).inc()
             raise
         upstream = route.upstream
         out = self._outgoing(scope, upstream, body)
@@ -118,6 +121,7 @@ class Gateway:
     async def get(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A question that the engine answers; ``?model=`` says which engine where there are several."""
         route = await self._asked(scope)
+        await route.upstream.settle()
         await self._proxy.relay(self._outgoing(scope, route.upstream, b""), receive, send)
 
     async def models(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -127,6 +131,7 @@ class Gateway:
         rows = await self.catalogue.listing()
         if not rows:
             first = self.catalogue.upstreams[0]
+            await first.settle()
             raise refused(first.name, first.url, "no engine answered GET /v1/models")
         return await _json({"object": "list", "data": rows})(scope, receive, send)
 
@@ -138,7 +143,11 @@ class Gateway:
         if scope["query_string"] or (only is not None and len(self.catalogue.upstreams) == 1):
             upstream = (await self._asked(scope)).upstream
             body = await self._proxy.ask_body(upstream, "/metrics")
-            theirs = body if body is not None else b"# %s does not answer GET /metrics\n" % upstream.url.encode()
+            theirs = (
+                body
+                if body is not None
+                else b"# %s does not answer GET /metrics\n" % (upstream.url or upstream.name).encode()
+            )
         await Response(own + theirs, headers={"content-type": CONTENT_TYPE})(scope, receive, send)
 
     async def _asked(self, scope: Scope) -> Route:

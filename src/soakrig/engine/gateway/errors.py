@@ -53,9 +53,14 @@ def empty(name: str, url: str, what: str) -> GatewayError:
     return GatewayError(502, "engine_empty", f"the engine {name} at {url} answered 200 with nothing behind it: {what}")
 
 
-def loading(name: str, url: str, what: str) -> GatewayError:
+def not_there(name: str, why: str) -> GatewayError:
+    """502: no process of it is there, or none that listens."""
+    return GatewayError(502, "engine_unreachable", f"the engine {name} is not there: {why}")
+
+
+def loading(name: str, what: str) -> GatewayError:
     """503: it will be there."""
-    text = f"the engine {name} at {url} is not ready: {what}"
+    text = f"the engine {name} is not ready: {what}"
     return GatewayError(503, "engine_loading", text, retry_after=RETRY_AFTER_S)
 
 

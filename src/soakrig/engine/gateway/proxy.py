@@ -62,6 +62,10 @@ class Proxy:
 
     async def ask(self, upstream: Upstream, path: str, body: bytes | None = None) -> httpx.Response | None:
         """A small question (POST where it has a body) with a deadline; the answer read whole, None where none came."""
+        with contextlib.suppress(GatewayError):
+            await upstream.settle()
+        if not upstream.url:
+            return None
         headers = [(b"content-type", b"application/json")] if body is not None else []
         if upstream.api_key:
             headers.append((b"authorization", f"Bearer {upstream.api_key}".encode()))
@@ -151,9 +155,7 @@ class Proxy:
         try:
             return await self._patient(out, self._send(out.method, url, headers, content), deadline)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            if why := up.waiting():
-                raise errors.loading(up.name, up.url, why) from error
-            raise errors.refused(up.name, up.url, _short(error)) from error
+            raise await up.absent(_short(error)) from error
         except httpx.HTTPError as error:
             raise errors.died(up.name, up.url, _short(error)) from error
 

@@ -7,8 +7,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from soakrig.engine.gateway import errors
 from soakrig.engine.gateway.body import glance, objects
 from soakrig.engine.gateway.errors import GatewayError, unknown_model
+from soakrig.engine.gateway.place import Found, Place
 from soakrig.engine.gateway.policies import Policies, Preset
 from soakrig.engine.gateway.reasoning_memory import ReasoningMemory
 from soakrig.errors import UsageError
@@ -17,25 +19,23 @@ Ask = Callable[["Upstream", str], Awaitable[bytes | None]]
 """GETs a path of an engine: the body of a 200, None for anything else."""
 
 
-def _nothing() -> str:
-    return ""
-
-
 @dataclass(eq=False)
 class Upstream:
-    """An engine at ``url`` (no slash at its end). ``name``: what the gateway calls it. ``context``: tokens, where the
-    caller knows better than the engine's own list. ``waiting``: asked when nothing listens there; a text says why it is
-    not up yet (503), an empty one that nobody knows (502). ``api_key``: for the engine itself."""
+    """An engine at ``url`` (no slash at its end; empty while nobody knows). ``name``: what the gateway calls it.
+    ``model``: the engine's own name for its model, where that is known beforehand. ``context``: tokens, where the
+    engine's own list does not say. ``place``: for an engine that comes and goes. ``api_key``: for the engine itself."""
 
     name: str
-    url: str
+    url: str = ""
     policies: Policies = field(default_factory=Policies)
+    model: str = ""
     context: int | None = None
-    waiting: Callable[[], str] = _nothing
+    place: Place | None = None
     api_key: str = ""
     memory: ReasoningMemory = field(default_factory=ReasoningMemory)
     served: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """The engine's own list of models, as it was when last asked; empty while nobody knows it."""
+    _looking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def served_names(self) -> list[str]:
@@ -43,11 +43,37 @@ class Upstream:
 
     def context_of(self, model: str | None) -> int | None:
         """Tokens that prompt and answer may have together, where it is known."""
-        if self.context is not None:
-            return self.context
         rows = [one for one in self.served if one.get("id") == model] or self.served[:1]
         limit = rows[0].get("max_model_len") if rows else None
-        return limit if type(limit) is int else None
+        return limit if type(limit) is int else self.context
+
+    async def settle(self) -> None:
+        """Bring ``url`` up to date. Raises GatewayError where the engine is not there: 503 while it loads, else 502."""
+        place = self.place
+        if place is None or (self.url and place.still()):
+            return
+        async with self._looking:
+            if self.url and place.still():
+                return
+            self._take(await asyncio.to_thread(place.look))
+
+    async def absent(self, why: str) -> GatewayError:
+        """What to say of an engine that takes no connection."""
+        refused = errors.refused(self.name, self.url, why)
+        if self.place is None:
+            return refused
+        try:
+            self._take(await asyncio.to_thread(self.place.look))
+        except GatewayError as error:
+            return error
+        return refused
+
+    def _take(self, found: Found) -> None:
+        self.url, self.served = found.url, []  # another launch may have another list
+        if found.loading:
+            raise errors.loading(self.name, found.why)
+        if not found.url:
+            raise errors.not_there(self.name, found.why)
 
 
 @dataclass(frozen=True)
@@ -139,6 +165,8 @@ class Catalogue:
 
     async def _own_name(self, upstream: Upstream, asked: str) -> str | None:
         """The engine's own name for what a client calls ``asked``; None where that is its name, or nobody knows."""
+        if upstream.model:
+            return upstream.model if asked != upstream.model else None
         await self.look(upstream)
         names = upstream.served_names
         return names[0] if names and asked not in names else None

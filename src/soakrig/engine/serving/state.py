@@ -61,7 +61,7 @@ def state_of(
     """The state now. ``entry`` None: the registry no longer has the model; ``timeout``: of the canary (``LOOK_S``)."""
     folder = EngineFolder(name, root)
     if launch is None:
-        return ModelState(name, "stopped", _last_words(folder), leaked=leaked(folder).leaked())
+        return ModelState(name, "stopped", last_words(folder), leaked=leaked(folder).leaked())
     port, listens = port_of(launch)
     answer: Answer | None = None
     if listens and launch.root is not None:
@@ -112,7 +112,7 @@ def _judge(launch: Launch, listens: bool, answer: Answer | None) -> tuple[StateN
     return "failing", f"{answer.verdict}: {answer.text}"
 
 
-def _last_words(folder: EngineFolder) -> str:
+def last_words(folder: EngineFolder) -> str:
     """How the last launch on record ended. Only what is not there any more is told from the record."""
     rows = folder.launches()
     if not rows:

@@ -12,6 +12,7 @@ import pytest
 from gateway_bench import CHAT, Stub, bench, broken, fixture, once, refused, request, run, sse, whole
 from soakrig.engine.gateway.place import Found
 from soakrig.engine.gateway.proxy import Waits
+from soakrig.engine.gateway.upstream import Upstream
 from wire import loopback
 from wire.loopback import DONE, ROLE, Exchange, delta
 
@@ -57,8 +58,28 @@ def test_an_engine_that_comes_and_goes() -> None:
                 for _ in range(3):
                     assert (await b.ask()).status == 200
                 assert place.looks == 3, "an engine that is still there is not looked for"
+                b.upstream.served = [{"id": "of the last launch"}]
+                place.there = False
+                await asyncio.gather(*(b.upstream.settle() for _ in range(3)))
+                assert b.upstream.served == [], "another launch may serve another list"
                 place.there, place.found = False, [Found(why="killed")]
                 refused(await b.ask(), 502, "engine_unreachable", "the engine stub is not there: killed")
+
+    run(main)
+
+
+def test_many_clients_wait_for_one_look() -> None:
+    async def main() -> None:
+        stub = Stub(loopback.good)
+        async with loopback.serve(stub.handle, stub.route) as behind:
+            place = Walking(Found(url=behind))
+            named = Upstream("own", place=place, model="m")
+            async with bench(url="http://127.0.0.1:9", named={"own": named, "m": named}) as b:
+                answers = await asyncio.gather(*(b.ask({"model": "own"}) for _ in range(8)))
+                assert [one.status for one in answers] == [200] * 8
+                assert place.looks == 1
+                assert stub.sent()["model"] == "m"
+                assert "/v1/models" not in stub.asked, "its name is known"
 
     run(main)
 

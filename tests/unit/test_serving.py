@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,12 +20,15 @@ import pytest
 from faked_machine import GIB, MIB, card
 from soakrig.cli.engine_facts import gpu_facts
 from soakrig.clock import FakeClock
+from soakrig.engine import keeper
+from soakrig.engine.launcher import MARK
 from soakrig.engine.preflight.machine import GpuFacts, Holder
 from soakrig.engine.registry_entry import Canary
 from soakrig.engine.serving import cgroup
 from soakrig.engine.serving.canary import ask, judge
-from soakrig.engine.serving.folder import EngineFolder, Hint, boot_id, engines_folder, lock
+from soakrig.engine.serving.folder import HINT, EngineFolder, Hint, boot_id, engines_folder, lock
 from soakrig.engine.serving.memory_back import Held, Level, held_on_cards, missing, used_on_cards, wait_back
+from soakrig.engine.serving.places import Places
 from soakrig.engine.serving.processes import find_launches, name_of, new_mark
 from soakrig.errors import PreflightRefusedError
 
@@ -255,3 +262,49 @@ def test_where_cgroups_are(tmp_path: Path) -> None:
     assert cgroup.mount(tmp_path) == Path("/sys/fs/cgroup/uni fied")
     (tmp_path / "self/cgroup").write_text("4:memory:/a\n0::/user.slice/x\n")
     assert cgroup.own(tmp_path) == "/user.slice/x"
+
+
+def launched(folder: Path, name: str) -> subprocess.Popen[bytes]:
+    """A process that listens and carries the mark of a served model, with the hint that its supervisor would write."""
+    code = (
+        "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); "
+        "print(s.getsockname()[1], flush=True); sys.stdin.read()"
+    )
+    mark = new_mark(name, "x")
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env={**os.environ, MARK: mark}, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    port = int(process.stdout.readline())
+    found = keeper.read_stat(process.pid)
+    assert found is not None
+    kept = EngineFolder(name, folder)
+    kept.make()
+    kept.write(HINT, asdict(Hint(mark, boot_id(), pid=process.pid, ticks=found.ticks, port=port)))
+    return process
+
+
+def test_where_a_model_is_holds_for_one_process_only(tmp_path: Path) -> None:
+    name = f"m{os.getpid()}"
+    clock = FakeClock()
+    place = Places(tmp_path, clock).place(name)
+    assert not place.still()
+    assert "stopped, never started here" in place.look().why
+    with launched(tmp_path, name) as process:
+        assert "stopped" in place.look().why, "what was seen a moment ago holds for all"
+        asyncio.run(clock.advance(1.0))
+        found = place.look()
+        assert found.url.startswith("http://127.0.0.1:")
+        assert place.still()
+        other = keeper.read_stat(process.pid)
+        assert other is not None
+        place._engine = other._replace(ticks=other.ticks - 1)
+        assert not place.still(), "another process of that number"
+        assert place.look() == found
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert not place.still(), "a zombie serves nobody"
+        asyncio.run(clock.advance(1.0))
+        assert place.look().url == ""
+        assert not place.still()

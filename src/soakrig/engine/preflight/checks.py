@@ -87,8 +87,9 @@ def check_names(names: Iterable[str]) -> frozenset[str]:
     return names
 
 
-def refuse(model: str, findings: Sequence[Finding]) -> None:
-    """Return where nothing stands in the way. Raises ``PreflightRefusedError`` with every refusal that does."""
+def refuse(model: str, findings: Sequence[Finding], overrule: str = "To start it all the same, knowing this:") -> None:
+    """Return where nothing stands in the way. Raises ``PreflightRefusedError`` with every refusal that does.
+    ``overrule``: how it can be started all the same, before the ``--force NAME`` of each."""
     standing = [one for one in findings if one.stands]
     if not standing:
         return
@@ -97,7 +98,7 @@ def refuse(model: str, findings: Sequence[Finding]) -> None:
     names = " ".join(f"--force {one.name}" for one in standing)
     raise PreflightRefusedError(
         f"{model} is not started: " + "; ".join(lines),
-        remedy="\n  ".join([*remedies, f"To start it all the same, knowing this: {names}"]),
+        remedy="\n  ".join([*remedies, f"{overrule} {names}"]),
     )
 
 

@@ -11,12 +11,9 @@ import pytest
 
 from e2e.test_embedded_offload import completion, folder, offload
 from e2e.test_embedded_process import Engine, running, until
-from soakrig.cli import main, plan
+from soakrig.cli import main
 from soakrig.engine.offload.counters import COUNTERS
 from soakrig.engine.offload.trace import read_trace
-
-if not any(group.name == "plan" for group in main.app.registered_groups):
-    main.app.add_typer(plan.app, name="plan")
 
 PROMPTS = ("def f(x):", "- one\n- two\n" * 40, "the quick brown fox")
 

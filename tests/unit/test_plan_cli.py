@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from plan_builders import BUDGET, captured, raw, traffic
-from soakrig.cli import main, plan
 from soakrig.cli.main import invoke
 from soakrig.engine.offload.slot_map import SlotMap, read_slot_map, write_slot_map
 from soakrig.engine.planning.replay import replay_trace, uniform_slots
@@ -19,9 +18,6 @@ from soakrig.engine.vllm.tiny_spec import TinySpec
 
 LAYERS, TOP_K, EXPERTS = 4, 2, 16
 SHAPE = ["--layers", "4", "--top-k", "2", "--experts", "16"]
-
-if not any(group.name == "plan" for group in main.app.registered_groups):
-    main.app.add_typer(plan.app, name="plan")
 
 
 @pytest.fixture(scope="module")

@@ -196,7 +196,7 @@ def test_inspect(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["inspect", "tiny", "--device", "1 GiB"], "--device without --offload or --slots"),
         (["inspect", "tiny", "--offload", "125 GB"], "has two readings"),
         (["inspect", "tiny", "--slots", "9"], "9 slots in layer 0, which has 8 experts"),
-        (["inspect", "nowhere"], "cannot be read"),
+        (["inspect", "nowhere"], "is not there"),
         (["relpay"], "Did you mean 'replay'"),
     ],
 )

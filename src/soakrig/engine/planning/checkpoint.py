@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from soakrig.engine.model_config import read_config
 from soakrig.engine.offload.plan import LayerShape, ModelShape, OffloadPlan
 from soakrig.errors import UsageError
 
@@ -29,13 +30,6 @@ _ROUTED = re.compile(r"\.experts\.(?:(\d+)\.)?")
 _SHARED = re.compile(r"shared_experts?|shared_mlp|shared_expert_gate")
 _ATTENTION = re.compile(r"(?:self_attn|linear_attn|attention|\.attn|\.mixer|indexer)\b")
 _EMBEDDING = re.compile(r"embed_tokens|word_embeddings|wte\.|lm_head|(?:^|\.)embed\.|output_layer\.")
-_KEYS: Mapping[str, tuple[str, ...]] = {
-    "experts": ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"),
-    "top_k": ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_k"),
-    "layers": ("num_hidden_layers", "n_layer"),
-    "context": ("max_position_embeddings", "max_sequence_length", "n_positions"),
-}
-"""Names that model families give these in ``config.json``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +161,7 @@ def read_checkpoint(folder: str) -> Checkpoint:
     that does not fit its file.
     """
     place = Path(folder)
-    config = _config(place)
+    config = read_config(place)
     files = _files(place)
     parts: dict[Part, int] = dict.fromkeys(PARTS, 0)
     routed: dict[int, int] = defaultdict(int)
@@ -192,7 +186,7 @@ def read_checkpoint(folder: str) -> Checkpoint:
                 elif entry["shape"]:
                     fused[number] = int(entry["shape"][0])
     experts = {layer: len(numbered[layer]) if layer in numbered else fused.get(layer, 0) for layer in sorted(routed)}
-    said = _first(config, "experts")
+    said = config.experts
     for layer, count in experts.items():
         if not count or routed[layer] % count or (said is not None and count != said):
             raise UsageError(
@@ -202,8 +196,8 @@ def read_checkpoint(folder: str) -> Checkpoint:
             )
     rows = {layer: routed[layer] // count for layer, count in experts.items()}
     return Checkpoint(
-        place.resolve().name, parts, rows, experts, _first(config, "top_k"), _first(config, "context"),
-        _first(config, "layers"), len(files), tensors,
+        place.resolve().name, parts, rows, experts, config.top_k, config.max_positions, config.layers, len(files),
+        tensors,
     )  # fmt: skip
 
 
@@ -218,26 +212,6 @@ def part_of(name: str) -> Part:
     if _ATTENTION.search(name):
         return "attention"
     return "embeddings" if _EMBEDDING.search(name) else "other"
-
-
-def _config(place: Path) -> dict[str, Any]:
-    path = place / "config.json"
-    remedy = "give the folder that holds config.json and the safetensors files"
-    try:
-        config: Any = json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}", remedy=remedy) from error
-    except ValueError as error:
-        raise UsageError(f"{path} is no JSON: {error}", remedy=remedy) from error
-    if not isinstance(config, dict):
-        raise UsageError(f"{path} holds no JSON object", remedy=remedy)
-    nested = config.get("text_config")
-    return {**config, **nested} if isinstance(nested, dict) else config
-
-
-def _first(config: Mapping[str, Any], what: str) -> int | None:
-    found = (config.get(key) for key in _KEYS[what])
-    return next((value for value in found if isinstance(value, int) and not isinstance(value, bool)), None)
 
 
 def _files(place: Path) -> list[Path]:

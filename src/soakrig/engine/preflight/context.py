@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from soakrig.engine.checkpoint import read_checkpoint
+from soakrig.engine.checkpoint import own_words
 from soakrig.engine.launch_values import flag_value
 from soakrig.engine.preflight.finding import Finding, ok, refused, unknown
 from soakrig.engine.preflight.machine import Machine
@@ -16,7 +16,7 @@ def check_context(entry: Entry, machine: Machine) -> Finding:
     """The context against the one that was validated and against the checkpoint's own limit, to the token."""
     name, asked, valid = "context", entry.context, entry.validated_context
     try:
-        limit = read_checkpoint(entry, machine.home).max_positions
+        limit = own_words(entry, machine.home).config.max_positions
     except SoakrigError:
         limit = None  # told by the check of the checkpoint
     if limit is not None and asked > limit:

@@ -16,6 +16,7 @@ from soakrig.engine.planning.checkpoint import ExpertShape, part_of, placement, 
 from soakrig.engine.vllm.tiny import make_tiny
 from soakrig.engine.vllm.tiny_spec import FAMILIES, TinySpec
 from soakrig.errors import UsageError
+from sparse_checkpoint import write_sparse
 
 WIDTHS = {"BF16": 2, "F32": 4}
 
@@ -88,19 +89,6 @@ def test_parts_by_name(name: str, part: str) -> None:
     assert part_of(name) == part
 
 
-def write(path: Path, tensors: dict[str, tuple[str, list[int], int]]) -> None:
-    """A file whose weights are a hole: nothing that reads them would find more than zeros."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, (dtype, shape, size) in tensors.items():
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
-        end += size
-    text = json.dumps(header).encode()
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        file.truncate(8 + len(text) + end)
-
-
 def sharded(folder: Path, **config: Any) -> Path:
     """Two files, 180 GiB in name alone: fused 4-bit experts with scales, a draft layer, nested configuration."""
     bank = 288 * 3 * 4096 * 2048
@@ -115,7 +103,7 @@ def sharded(folder: Path, **config: Any) -> Path:
             }
         )
     for name, tensors in shards.items():
-        write(folder / name, tensors)
+        write_sparse(folder / name, tensors)
     index = {"weight_map": {tensor: name for name, tensors in shards.items() for tensor in tensors}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     text = {
@@ -180,7 +168,7 @@ def test_experts_that_do_not_add_up_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_model_without_experts_has_no_shape(tmp_path: Path) -> None:
-    write(tmp_path / "model.safetensors", {"lm_head.weight": ("BF16", [4, 4], 32)})
+    write_sparse(tmp_path / "model.safetensors", {"lm_head.weight": ("BF16", [4, 4], 32)})
     (tmp_path / "config.json").write_text("{}")
     found = read_checkpoint(str(tmp_path))
     assert (found.row_bytes, found.parts["embeddings"], found.context) == ({}, 32, None)

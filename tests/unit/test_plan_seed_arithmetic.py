@@ -18,6 +18,7 @@ from plan_builders import BUDGET
 from soakrig.bisect.statistics import chance_of_so_few_crashes
 from soakrig.engine.planning.budget_file import Budget, read_budget
 from soakrig.engine.planning.checkpoint import ExpertShape
+from soakrig.engine.planning.fit import host_need, kv_cache, kv_tier
 from soakrig.engine.planning.ledger import Ledger, SlotPrice, pinned_bytes, slot_pools
 from soakrig.engine.planning.levers import (
     Curve,
@@ -137,8 +138,8 @@ CALLS: dict[str, Callable[[Budget, Path], float]] = {
     "A16": lambda b, p: F(33.8, "GiB").share(F(19.0, "GiB")),
     "A18": lambda b, p: F(21.5, "GiB").share(F(19.0, "GiB")),
     "A19": lambda b, p: 100 * pinned()[0].share(pinned()[1]),
-    "A20": lambda b, p: (F(327_680, "token") * F(17_200, "B/token")).to("B"),
-    "A21": lambda b, p: (F(5_637_144_576, "B") - F(327_680, "token") * F(17_200, "B/token")).to("B"),
+    "A20": lambda b, p: kv_cache(327_680, 17_200).to("B"),
+    "A21": lambda b, p: (F(5_637_144_576, "B") - kv_cache(327_680, 17_200)).to("B"),
     "A23": lambda b, p: (F(4, "GiB") / F(272_771, "token")).to("kB/token"),
     "A25": lambda b, p: 100 * (F(17_200, "B/token").share(F(4, "GiB") / F(272_771, "token")) - 1),
     "A26": lambda b, p: percent(304_800, 327_680),
@@ -156,8 +157,8 @@ CALLS: dict[str, Callable[[Budget, Path], float]] = {
     "A47": lambda b, p: F(1762, "token/s").share(F(614, "token/s")),
     "A51": lambda b, p: (F(30_000, "token") / F(22.57, "s")).to("token/s"),
     "A52": lambda b, p: (F(304_800, "token") / F(205, "s")).to("token/s"),
-    "A54": lambda b, p: parts(125, 16),
-    "A55": lambda b, p: (F(155, "GiB") - F(141, "GiB")).to("GiB"),
+    "A54": lambda b, p: host_need(F(125, "GiB"), F(16, "GiB")).total.to("GiB"),
+    "A55": lambda b, p: (host_need(F(125, "GiB"), F(30, "GiB")).total - F(141, "GiB")).to("GiB"),
     "A56": lambda b, p: (F(168, "GiB") - F(110, "GiB")).to("GiB"),
     "A57": lambda b, p: flash(66, 33).to("GiB"),
     "A60": lambda b, p: 100 * (LADDER.at(48) - LADDER.at(54)),
@@ -203,7 +204,7 @@ CALLS: dict[str, Callable[[Budget, Path], float]] = {
     "B42": lambda b, p: 100 * lever(b, "KV cache to host").gain,
     "B43": lambda b, p: point(5.10, 8).hit,
     "B44": lambda b, p: point(5.87, 8).hit,
-    "B46": lambda b, p: (parse_bytes("48 GiB") - parse_bytes("1 MiB")).to("MiB"),
+    "B46": lambda b, p: (kv_tier(48) - parse_bytes("1 MiB")).to("MiB"),
     "B47": lambda b, p: parse_bytes("32 GiB").to("MiB"),
     "B49": lambda b, p: trace_rows(p / "rows.i16"),
     "B50": lambda b, p: point(4.74, 16).hit,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from soakrig.cli import plan_budget, plan_tables
+from soakrig.cli import plan_budget, plan_fit, plan_tables
 from soakrig.cli.output import emit_json
 from soakrig.cli.plan_options import (
     AllowTorn,
@@ -43,6 +43,7 @@ app = typer.Typer(
 app.command("budget")(plan_budget.budget)
 app.command("levers")(plan_budget.levers)
 app.command("inspect")(plan_budget.inspect)
+app.command("fit")(plan_fit.fit)
 
 
 @app.command("replay")

@@ -87,21 +87,19 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Say what a checkpoint is made of and what goes where at an offload; reads headers alone, no weights."""
-    from soakrig.engine.offload.plan import GIB, OffloadPlan
-    from soakrig.engine.offload.settings import OffloadSettings
-    from soakrig.engine.planning.checkpoint import placement, read_checkpoint
+    from soakrig.engine.planning import fit
+    from soakrig.engine.planning.checkpoint import read_checkpoint
     from soakrig.engine.planning.quantity import parse_bytes
 
     found = read_checkpoint(str(folder))
     shown = found.to_json()
     if offload is not None or slots is not None:
-        environment: dict[str, str] = {}
+        settings: dict[str, str] = {}
         if offload is not None:
-            environment["CPU_OFFLOAD_GB"] = repr(parse_bytes(offload, what="--offload").value / GIB)
+            settings[fit.OFFLOAD] = repr(parse_bytes(offload, what="--offload").to("GiB"))
         if slots is not None:
-            environment["VLLM_MOE_HOT_SLOTS"] = slots
-        plan = OffloadPlan.build(OffloadSettings.from_environment(environment), found.shape())
-        placed = placement(found, plan)
+            settings[fit.SLOTS] = slots
+        placed = fit.placed(found, settings)
         shown["placement"] = placed.to_json()
         if device is not None:
             capacity = parse_bytes(device, what="--device")

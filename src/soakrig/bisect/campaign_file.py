@@ -19,8 +19,10 @@
     flags = ["--threads=1"]             # fixed in every arm
     pairs = [["VLLM_MOE_DMA_STAGING", "--max-num-seqs"]]
 
-    [load]                              # parameters of the reproducer: what `soak run` sets by options
+    [load]                              # what `soak run` sets by options; left out: the reproducer's own
     tools = 50
+
+    [load.parameters]                   # what `soak run` sets by --param
 
     [limits]
     start = "30m"                       # until the engine answers; left out: the engine's own
@@ -103,7 +105,7 @@ OneValue = Annotated[str | None, BeforeValidator(_value)]
 
 
 class Load(BaseModel):
-    """Parameters of the reproducer, as ``LoadOptions`` has them."""
+    """What is said of the load, as ``LoadOptions`` has it; the defaults are those of most reproducers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -115,10 +117,12 @@ class Load(BaseModel):
     context_limit: int | None = Field(default=_DEFAULT.context_limit, ge=1, lt=1 << 31)
     at_limit: AtLimit = _DEFAULT.at_limit
     result_scale: float = Field(default=_DEFAULT.result_scale, gt=0, lt=1e9)
+    parameters: dict[str, bool | int | float | str] = {}
 
-    def options(self) -> LoadOptions:
-        """For a reproducer's ``load``."""
-        return LoadOptions(**self.model_dump())
+    @property
+    def given(self) -> dict[str, Any]:
+        """What somebody said of it; the rest is the reproducer's own business."""
+        return self.model_dump(exclude_unset=True)
 
 
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0, lt=1e9)]
@@ -185,14 +189,21 @@ class Campaign(BaseModel):
     @property
     def cap(self) -> float:
         """Exposure of a launch that reaches its end; of output tokens, the most that it can reach."""
-        turns = self.turns * self.load.conversations
-        return float(turns if self.unit == "turns" else turns * self.load.max_tokens)
+        options = self.options
+        turns = self.turns * options.conversations
+        return float(turns if self.unit == "turns" else turns * options.max_tokens)
+
+    @property
+    def options(self) -> LoadOptions:
+        """For the reproducer's ``load``. Raises ``UsageError`` for what means nothing to it."""
+        given = self.load.given
+        return find_reproducer(self.reproducer).options(given, given.pop("parameters", {}))
 
     @property
     def tolerated(self) -> frozenset[OutcomeName]:
         """Outcomes that are no fault here: what the model wrote, unless the fault that is looked for is just that."""
-        hunted = self.signature or ""
-        return frozenset(name for name in CONTENT if not hunted.startswith(turn_signature(name)))
+        hunted = (self.signature,) if self.signature else find_reproducer(self.reproducer).signature
+        return frozenset(name for name in CONTENT if not any(one.startswith(turn_signature(name)) for one in hunted))
 
     @property
     def rule(self) -> Rule:
@@ -215,9 +226,17 @@ class Campaign(BaseModel):
     def check(self) -> Self:
         """Itself, after everything that can be known before a launch was looked at. Raises ``UsageError``: no engine,
         reproducer or variable of that name, settings of an arm that its engine would refuse."""
-        find_reproducer(self.reproducer)
+        reproducer = find_reproducer(self.reproducer)
+        if reproducer.not_in_bisect:
+            raise UsageError(
+                f"{self.reproducer} cannot be the load of a bisect: {reproducer.not_in_bisect}",
+                remedy="`soak repro list` names the others.",
+            )
+        options = self.options
+        if reproducer.check is not None:
+            reproducer.check(options, "launched")
         KernelLogWatcher(self.kernel_log, RealClock())
-        tool_definitions(self.load.tools)
+        tool_definitions(options.tools)
         for arm in self.arms:
             self.order(arm)
         check_variables(self.engine, self.parsed)
@@ -230,10 +249,19 @@ class Campaign(BaseModel):
 
     def to_json(self) -> dict[str, Any]:
         """The whole of it, secrets too, as ``from_json`` reads it: for the journal."""
+        data, options = self.as_said(), self.options
+        data["load"] = {name: getattr(options, name) for name in find_reproducer(self.reproducer).uses}
+        if options.parameters:
+            data["load"]["parameters"] = dict(options.parameters)
+        return data
+
+    def as_said(self) -> dict[str, Any]:
+        """The same with the load as far as anybody said it: what the reproducer usually has is not there."""
         data = self.model_dump(mode="json")
         data["variables"] = {
             name: [UNSET if value is None else value for value in values] for name, values in self.variables.items()
         }
+        data["load"] = self.load.given
         return data
 
     def shown(self) -> dict[str, Any]:
@@ -292,7 +320,7 @@ def merge_campaign(
     given. ``settings`` replace by name, ``flags`` by what they set, ``variables`` by what they set too, in the file's
     place of it; what is new comes last. ``pairs`` are added. An engine other than the file's drops the file's model.
     """
-    data = base.to_json()
+    data = base.as_said()
     said = {name: value for name, value in given.items() if value is not None}
     if said.get("engine", base.engine) != base.engine:
         data["model"] = ""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from soakrig.cli.output import emit, emit_json
 from soakrig.reports.terminal import report_console
@@ -31,11 +31,24 @@ def show(
 ) -> None:
     """Say what a reproducer provokes, where it was seen, what it costs and what a clean run means."""
     reproducer = find_reproducer(name)
-    facts = {key: value for key, value in asdict(reproducer).items() if key != "load"}
+    facts = reproducer.shown()
     if as_json:
         emit_json(facts)
         return
     console = report_console()
     for key, value in facts.items():
-        text = ", ".join(value) if isinstance(value, (list, tuple)) else str(value)
-        console.print(f"[bold]{key.replace('_', ' ')}[/bold]: {text}")
+        label = Text(f"{key.replace('_', ' ')}: ", "bold")
+        if key == "parameters":
+            console.print(label + Text("" if value else "none", ""))
+            for one in value:
+                console.print(Text(f"  --param {one['name']}={_plain(one['default'])}", "cyan"))
+                console.print(Text(f"      {one['help']}; {one['expected']}"))
+            continue
+        if key == "options":
+            value = [f"--{name.replace('_', '-')} {_plain(usual)}" for name, usual in value.items()]
+        text = ", ".join(value) or "none" if isinstance(value, list) else str(value)
+        console.print(label + Text(text, ""))
+
+
+def _plain(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -54,6 +54,7 @@ class RequestLog:
         messages: Sequence[bytes],
         extra: dict[str, Any],
         body: bytes,
+        due_s: float | None = None,
     ) -> None:
         """Note one body before it leaves; only what is new since the conversation's last turn is written."""
         state = self._state.setdefault(conversation, _Written())
@@ -67,26 +68,30 @@ class RequestLog:
                 state.part, state.messages = part, 0
             lines += [b'{"message":' + message + b"}" for message in messages[state.messages :]]
             state.messages = len(messages)
-        send = {
+        send: dict[str, Any] = {
             "turn": turn,
             "messages": len(messages),
             "extra": extra,
             "bytes": len(body),
             "sha256_16": body_digest(body),
         }
+        if due_s is not None:
+            send["due_s"] = due_s
         lines.append(orjson.dumps({"send": send}))
         self.store.write_lines(f"requests/c{conversation:04}.jsonl", lines)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRequest:
-    """One request as it was sent: ``join_body(head, b",".join(messages), extra)`` gives its bytes."""
+    """One request as it was sent: ``join_body(head, b",".join(messages), extra)`` gives its bytes. ``due_s``: when it
+    was to leave, in seconds after the load's first request, where the load had a clock."""
 
     conversation: int
     turn: int
     head: bytes
     messages: tuple[bytes, ...]
     extra: dict[str, Any]
+    due_s: float | None = None
 
     @property
     def body(self) -> bytes:
@@ -124,7 +129,9 @@ def _read_conversation(path: Path, conversation: int) -> Iterator[StoredRequest]
                 messages = []
             else:
                 send = _send(line, path, number)
-                stored = StoredRequest(conversation, send["turn"], head, tuple(messages), send["extra"])
+                stored = StoredRequest(
+                    conversation, send["turn"], head, tuple(messages), send["extra"], send.get("due_s")
+                )
                 if not head or body_digest(stored.body) != send["sha256_16"]:
                     why = "its text was not kept" if not head else "it does not come out as it was sent"
                     raise RecordError(

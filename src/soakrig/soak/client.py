@@ -10,9 +10,11 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Any
 
 import aiohttp
 import httpx
+import orjson
 
 from soakrig.clock import Clock
 from soakrig.soak.reply import Reply
@@ -123,6 +125,18 @@ class ChatClient:
             async with asyncio.timeout(timeout):
                 return await self._http.get(f"{self.target.base_url}{path}")
         except (httpx.HTTPError, aiohttp.ClientError, OSError):  # TimeoutError is an OSError
+            return None
+
+    async def post(self, path: str, data: Any, timeout: float = 600.0) -> httpx.Response | None:
+        """A question beside the load whose answer comes whole: JSON there and back; None when nothing answered in
+        time. It may wait behind the load's own requests."""
+        assert self._http is not None
+        headers = {"Content-Type": "application/json", **self.target.headers}
+        try:
+            async with asyncio.timeout(timeout):
+                url = f"{self.target.base_url}{path}"
+                return await self._http.post(url, content=orjson.dumps(data), headers=headers)
+        except (httpx.HTTPError, aiohttp.ClientError, OSError):
             return None
 
     def received(self) -> int:

@@ -141,8 +141,8 @@ def observations(change: Drifts, control: Drifts, again: bool = True) -> list[di
     return seen
 
 
-def test_verdicts() -> None:
-    plan = EquivalencePlan()
+def test_verdicts_against_the_cached_drift() -> None:
+    plan = EquivalencePlan(basis="cached")
     control = like_rounding(11, CUTS)
     passed = judge_equivalence(observations(like_rounding(12, PLACES), control), plan)
     assert (passed["verdict"], passed["exit_code"]) == ("pass", 0)
@@ -151,18 +151,53 @@ def test_verdicts() -> None:
     assert passed["ratio"]["kind"] == "derived"
     assert "greedy" in str(passed["not_evidence"])
     failed = judge_equivalence(observations(like_rounding(13, PLACES, scale=1e-2), control), plan)
-    assert (failed["verdict"], failed["exit_code"]) == ("fail", 1)
-    strict = judge_equivalence(observations(like_rounding(12, PLACES), control), EquivalencePlan(basis="again"))
-    assert strict["verdict"] == "fail"
-    assert "repeats itself to the bit" in strict["reasons"][0]
-    once = judge_equivalence(
-        observations(like_rounding(12, PLACES), control, again=False), EquivalencePlan(basis="again")
-    )
-    assert once["verdict"] == "inconclusive"
+    assert (failed["verdict"], failed["exit_code"], failed["size"]) == ("fail", 1, "above")
     few = judge_equivalence(observations(like_rounding(12, PLACES), control)[:10], plan)
     assert few["verdict"] == "inconclusive"
-    wide = judge_equivalence(observations(like_rounding(12, PLACES), control), EquivalencePlan(precision=1.01))
+    wide = judge_equivalence(
+        observations(like_rounding(12, PLACES), control), EquivalencePlan(basis="cached", precision=1.01)
+    )
     assert wide["verdict"] == "inconclusive"
+
+
+def test_verdicts_against_another_launch_of_the_control() -> None:
+    control, change = like_rounding(11, CUTS), like_rounding(12, PLACES)
+    plan = EquivalencePlan(basis="again")
+    strict = judge_equivalence(observations(change, control), plan)
+    assert strict["verdict"] == "fail"
+    assert "repeats itself to the bit" in strict["reasons"][0]
+    once = judge_equivalence(observations(change, control, again=False), plan)
+    assert once["verdict"] == "inconclusive"
+
+
+def test_a_control_that_repeats_itself_makes_any_difference_one_and_tells_its_size() -> None:
+    control, plan = like_rounding(11, CUTS, df=30.0), EquivalencePlan()
+    same = judge_equivalence(observations(Drifts([np.zeros(PLACES)] * PROMPTS), control), plan)
+    assert (same["verdict"], same["equal_bits"], same["size"]) == ("pass", True, None)
+    for scale, size in ((1e-5, "below"), (1e-3, "like"), (1e-1, "above")):
+        seen = observations(like_rounding(12, PLACES, scale=scale, df=30.0), control)
+        found = judge_equivalence(seen, plan)
+        assert (found["verdict"], found["size"]) == ("fail", size)
+        assert ("--against cached" in found["reasons"][-1]) == (size != "above")
+    one = [np.zeros(PLACES) for _ in range(PROMPTS)]
+    one[3][5] = 1e-9
+    seen = observations(Drifts(one), control)
+    assert judge_equivalence(seen, plan)["reasons"][0].startswith(f"1 of {PROMPTS * PLACES} places differ")
+    seen.append({"what": "again_b", "prompt": 0, "drift": [0.0, 0.1], "differ": 0})
+    assert "B does not even repeat itself: 1 of 2" in judge_equivalence(seen, plan)["reasons"][1]
+
+
+def test_a_control_that_does_not_repeat_itself_is_measured_by_its_cached_drift() -> None:
+    control = like_rounding(11, CUTS)
+    for scale, verdict in ((1e-3, "pass"), (1e-2, "fail")):
+        seen = observations(like_rounding(12, PLACES, scale=scale), control)
+        for one in seen:
+            if one["what"] == "again":
+                one["drift"] = [1e-4, *one["drift"][1:]]
+        assert judge_equivalence(seen, EquivalencePlan())["verdict"] == verdict
+    unknown = judge_equivalence(observations(like_rounding(12, PLACES), control, again=False), EquivalencePlan())
+    assert unknown["verdict"] == "inconclusive"
+    assert "use --launches 2" in unknown["reasons"][0]
 
 
 @pytest.mark.parametrize(("side", "verdict"), [("A", "inconclusive"), ("B", "fail")])

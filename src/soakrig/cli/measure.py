@@ -16,7 +16,7 @@ from soakrig.engine.environment import parse_settings
 from soakrig.errors import UsageError
 from soakrig.reports.terminal import report_console
 from soakrig.reproducers.measure.backends import Sweep, judge_backends, measure_backends, parse_sweep
-from soakrig.reproducers.measure.equivalence import EquivalencePlan, judge_equivalence, measure_equivalence
+from soakrig.reproducers.measure.equivalence import BASES, EquivalencePlan, judge_equivalence, measure_equivalence
 from soakrig.reproducers.measure.folder import MeasureFolder, read_observations, read_plan
 from soakrig.reproducers.measure.profile import measure_profile
 from soakrig.reproducers.measure.scoring import WHY_NO_TEXT
@@ -54,9 +54,9 @@ def equivalence(
     arg: Flags = None,
     by: Annotated[str, typer.Option(help="Evidence: prompt-logprobs. greedy-text is refused.")] = "prompt-logprobs",
     against: Annotated[
-        str, typer.Option(help="The control's own drift that is tolerated: cached (fresh against cached) or again "
-                          "(launch against launch; nothing at all on an engine that repeats itself to the bit)."),
-    ] = "cached",
+        str, typer.Option(help="The control's own drift that is tolerated: cached (fresh against cached), again "
+                          "(launch against launch), or auto: none where A repeats itself to the bit, else cached."),
+    ] = "auto",
     launches: Annotated[int, typer.Option(min=1, max=20, help="Launches of each side.")] = 2,
     prompts: Annotated[int, typer.Option(min=1, max=1000, help="Fresh prompts in each launch.")] = 24,
     tokens: Annotated[int, typer.Option(min=64, help="Tokens of the longest prompt; the shortest has half.")] = 1200,
@@ -71,13 +71,14 @@ def equivalence(
 ) -> None:  # fmt: skip
     """Does B compute what A computes? Prompt log-probabilities, against A's own drift.
 
-    Exit codes: 0 no more drift than the control's own, 1 more, 2 cannot tell, 3 an engine gives no logprobs.
+    Exit codes: 0 the same, or no more drift than the control's own, 1 different, 2 cannot tell, 3 an engine gives no
+    logprobs.
     """
     if by != "prompt-logprobs":
         known = "greedy-text is no evidence" if by == "greedy-text" else f"--by {by!r}: expected prompt-logprobs"
         raise UsageError(known, remedy=WHY_NO_TEXT[0].upper() + WHY_NO_TEXT[1:] + ".")
-    if against not in ("cached", "again"):
-        raise UsageError(f"--against {against!r}: expected cached or again")
+    if against not in BASES:
+        raise UsageError(f"--against {against!r}: expected one of {', '.join(BASES)}")
     if not precision > 1:
         raise UsageError(f"--precision {precision:g}: expected more than 1")
     plan = EquivalencePlan(launches, prompts, tokens, cuts, str(seed), against, precision=precision)

@@ -9,7 +9,7 @@ from rich.table import Table
 
 STYLES = {"pass": "bold green", "fail": "bold red", "inconclusive": "bold yellow"}
 MEANS = {
-    "equivalence": "A pass says that no drift beyond the control's own was seen on these prompts, and no more.",
+    "equivalence": "A pass says that no difference beyond the control's own was seen on these prompts, and no more.",
     "speed": "Ratios are B's time over A's: above 1 is slower.",
     "backends": "Accepted: it started, answered, and finds plain English as likely as the best of the values does.",
     "profile": "On a device kinds may overlap: what is busy can exceed the wall time of a step.",

@@ -105,7 +105,7 @@ def compare(change: Drifts, control: Drifts, more: Sequence[Drifts] = (), alpha:
     if not np.isfinite(control.pooled).all():
         return Comparison([], notes=["the control's own drift is not finite: it gives no tolerance"])
     if not control.pooled.any():
-        return _against_nothing(change)
+        return Comparison([against_nothing(change)])
     far = far_of(control.pooled)
     bodies = change.clipped(far), control.clipped(far)
     questions = [
@@ -123,7 +123,7 @@ def far_of(own: Floats) -> float:
     return far if far > 0.0 else float(own[own > 0.0].min())
 
 
-def _against_nothing(change: Drifts) -> Comparison:
+def against_nothing(change: Drifts) -> Question:
     """The control repeats itself to the bit, so that any drift is the change's."""
     moved = int((change.pooled > 0).sum())
     text = (
@@ -131,7 +131,7 @@ def _against_nothing(change: Drifts) -> Comparison:
         if moved
         else f"all {change.places} places are equal to the bit, as the control's own are"
     )
-    return Comparison([Question("bits", moved > 0, text, value=float(moved), limit=0.0)])
+    return Question("bits", moved > 0, text, value=float(moved), limit=0.0)
 
 
 def _level(change: Floats, control: Floats, level: float) -> Question:

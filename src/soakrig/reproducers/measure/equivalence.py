@@ -3,6 +3,9 @@
 Each launch scores the same fresh prompts, alone, one at a time. Change: A against B at every place. Control: A's fresh
 places against what A says at places whose prefix it has in its cache by then (``cached``), and against another launch
 of A (``again``). A is the control.
+
+Where A repeats itself to the bit on fresh prompts, nothing but the change can be why B says something else, and any
+difference is one; the cached drift then only tells its size. Where A does not, its cached drift is the yardstick.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import numpy as np
 
 from soakrig.clock import RealClock
 from soakrig.errors import EngineStartError, PreflightRefusedError
-from soakrig.reproducers.measure.drift_judge import LEAST_PROMPTS, Drifts, compare
+from soakrig.reproducers.measure.drift_judge import LEAST_PROMPTS, Drifts, Question, against_nothing, compare
 from soakrig.reproducers.measure.folder import MeasureFolder
 from soakrig.reproducers.measure.scoring import (
     WHY_NO_TEXT,
@@ -34,7 +37,8 @@ from soakrig.reproducers.measure.sides import Bench, Side, running
 from soakrig.soak.client import ChatClient, Timeouts
 from soakrig.soak.probe import probe
 
-Basis = Literal["cached", "again"]
+Basis = Literal["auto", "cached", "again"]
+BASES: tuple[Basis, ...] = ("auto", "cached", "again")
 SHORTEST = 48
 """Tokens; a cached place needs a block or two before it."""
 
@@ -42,15 +46,16 @@ SHORTEST = 48
 @dataclass(frozen=True)
 class EquivalencePlan:
     """``launches`` of each side, ``prompts`` in each, the longest of ``tokens``; ``cuts``: cached places asked for in
-    each prompt. ``basis``: which drift of the control is the tolerance. ``alpha``: error allowed in all; ``precision``:
-    how far the ratio's interval may reach before a comparison without a finding says that it cannot tell."""
+    each prompt. ``basis``: which drift of the control is the tolerance; ``auto``: none where it repeats itself to the
+    bit, else the cached one. ``alpha``: error allowed in all; ``precision``: how far the ratio's interval may reach
+    before a comparison without a finding says that it cannot tell."""
 
     launches: int = 2
     prompts: int = 24
     tokens: int = 1200
     cuts: int = 48
     seed: str = "0"
-    basis: Basis = "cached"
+    basis: Basis = "auto"
     alpha: float = 0.01
     precision: float = 3.0
 
@@ -181,78 +186,122 @@ def _observe(
 
 
 def judge_equivalence(observations: Iterable[dict[str, Any]], plan: EquivalencePlan) -> dict[str, Any]:
-    """The result from the observations alone: ``verdict``, ``exit_code``, ``reasons``, the four questions, and the
-    figures with their kinds."""
+    """The result from the observations alone: ``verdict``, ``exit_code``, ``reasons``, the questions, ``size`` (of a
+    change that differs, against the control's cached drift), and the figures with their kinds."""
     seen = list(observations)
-    change, cached, again = (_drifts(seen, what) for what in ("change", "cached", "again"))
+    change, cached, again, again_b = (_drifts(seen, what) for what in ("change", "cached", "again", "again_b"))
     dead = next((one for one in seen if one["what"] == "dead"), None)
-    reasons: list[str] = []
-    notes: list[str] = []
-    questions: list[dict[str, Any]] = []
-    ratio: tuple[float, float, float] | None = None
-    verdict = "inconclusive"
+    found = _Judged("inconclusive")
     if dead is not None:
-        verdict = "fail" if dead["side"] == "B" else "inconclusive"
-        reasons.append(f"{dead['side']} died or did not start: {dead['why']}")
+        found.verdict = "fail" if dead["side"] == "B" else "inconclusive"
+        found.reasons.append(f"{dead['side']} died or did not start: {dead['why']}")
     elif len(change.by_prompt) < LEAST_PROMPTS:
-        reasons.append(
+        found.reasons.append(
             f"{len(change.by_prompt)} prompts were compared; {LEAST_PROMPTS} are the least that say anything"
         )
     elif plan.basis == "again" and not again.by_prompt:
-        reasons.append("one launch of the control says nothing about how it repeats itself: use --launches 2")
+        found.reasons.append("one launch of the control says nothing about how it repeats itself: use --launches 2")
+    elif plan.basis == "auto" and again.by_prompt and not again.pooled.any():
+        found = _to_the_bit(change, cached, again_b, plan)
     else:
-        own = again if plan.basis == "again" or (again.pooled.any() and not cached.pooled.any()) else cached
-        found = compare(change, own, [again] if plan.basis == "cached" and again.by_prompt else [], plan.alpha)
-        notes += found.notes
-        questions, ratio = [asdict(question) for question in found.questions], found.ratio
-        verdict, reasons = _verdict(found.worse, found.ratio, found.notes, plan)
+        found = _by_drift(change, cached, again, plan)
     hits = sum(one.get("hits", 0) for one in seen if one["what"] == "cached")
     told = sum(one.get("told", 0) for one in seen if one["what"] == "cached")
     if cached.places and not hits:
-        notes.append(
+        found.notes.append(
             "no place of the control is known to have come from its cache: its drift is that of computing again "
             + ("(prefix caching is off?)" if told else "(the engine does not report cached tokens)")
         )
     if any(one.get("not_fresh") for one in seen if one["what"] == "change"):
-        notes.append("some prompts were not fresh: an engine had seen them before")
+        found.notes.append("some prompts were not fresh: an engine had seen them before")
     identical = bool(change.places) and not change.pooled.any()
-    if verdict == "pass" and not identical and again.places and not again.pooled.any():
+    if found.verdict == "pass" and not identical and again.places and not again.pooled.any():
         moved = int((change.pooled > 0).sum())
-        notes.append(
+        found.notes.append(
             f"A repeats itself to the bit and B differs from it at {moved} of {change.places} places: no more than A's "
-            "cached places do, but B does not compute the same. --against again tolerates nothing of that"
+            "cached places do, but B does not compute the same"
         )
     return {
         "schema": 1,
         "measures": "equivalence",
-        "verdict": verdict,
-        "exit_code": {"pass": 0, "fail": 1, "inconclusive": 2}[verdict],
-        "reasons": reasons,
-        "notes": notes,
+        "verdict": found.verdict,
+        "exit_code": {"pass": 0, "fail": 1, "inconclusive": 2}[found.verdict],
+        "reasons": found.reasons,
+        "notes": found.notes,
         "simulated": any(one.get("simulated") for one in seen if one["what"] == "launch"),
         "equal_bits": identical,
+        "size": found.size,
         "change": change.figures(),
         "control": {"cached": {**cached.figures(), "from_cache": hits}, "again": again.figures(), "basis": plan.basis},
-        "ratio": None if ratio is None else {**dict(zip(("low", "estimate", "high"), ratio, strict=True)),
-                                             "confidence": 0.95, "kind": "derived"},
-        "questions": questions,
+        "ratio": None if found.ratio is None else {**dict(zip(("low", "estimate", "high"), found.ratio, strict=True)),
+                                                   "confidence": 0.95, "kind": "derived"},
+        "questions": [asdict(question) for question in found.questions],
         "alpha": plan.alpha,
         "not_evidence": {"greedy_text": WHY_NO_TEXT},
     }  # fmt: skip
 
 
-def _verdict(
-    worse: Sequence[Any], ratio: tuple[float, float, float] | None, notes: Sequence[str], plan: EquivalencePlan
-) -> tuple[str, list[str]]:
-    if worse:
-        return "fail", [question.text for question in worse]
-    if notes:
-        return "inconclusive", list(notes)
-    if ratio is not None and ratio[2] > plan.precision:
-        return "inconclusive", [
-            f"the change may drift up to {ratio[2]:.2g} times as much as the control by itself: use more --prompts"
-        ]
-    return "pass", []
+@dataclass
+class _Judged:
+    """``size``: above, like or below the control's cached drift; None where nothing differs or it cannot be told."""
+
+    verdict: Literal["pass", "fail", "inconclusive"]
+    reasons: list[str] = field(default_factory=list[str])
+    notes: list[str] = field(default_factory=list[str])
+    questions: list[Question] = field(default_factory=list[Question])
+    ratio: tuple[float, float, float] | None = None
+    size: Literal["above", "like", "below"] | None = None
+
+
+def _to_the_bit(change: Drifts, cached: Drifts, again_b: Drifts, plan: EquivalencePlan) -> _Judged:
+    """The control repeats itself: any difference is the change's. What it does from its cache only gives the size."""
+    bits = against_nothing(change)
+    found = _Judged("fail" if bits.worse else "pass", questions=[bits])
+    if not bits.worse:
+        return found
+    found.reasons.append(bits.text)
+    if again_b.pooled.any():
+        moved = int((again_b.pooled > 0).sum())
+        found.reasons.append(f"B does not even repeat itself: {moved} of {again_b.places} places differ by launch")
+    if not cached.pooled.any():
+        return found
+    sized = compare(change, cached, [], plan.alpha)
+    found.questions += sized.questions
+    found.ratio = sized.ratio
+    if sized.worse:
+        found.size = "above"
+        found.reasons += [question.text for question in sized.worse]
+    elif sized.ratio is not None and sized.ratio[2] <= plan.precision:
+        found.size = "below" if sized.ratio[2] < 1.0 else "like"
+    if found.size in ("below", "like"):
+        found.reasons.append(
+            "the differences are no larger than A's own between fresh and cached places: as sums added up in another "
+            "order make them, or a fault as small. Where that is known to be harmless, --against cached tolerates it"
+        )
+    return found
+
+
+def _by_drift(change: Drifts, cached: Drifts, again: Drifts, plan: EquivalencePlan) -> _Judged:
+    """The control's own drift is the tolerance."""
+    own = again if plan.basis == "again" or (again.pooled.any() and not cached.pooled.any()) else cached
+    compared = compare(change, own, [again] if plan.basis != "again" and again.by_prompt else [], plan.alpha)
+    found = _Judged("pass", notes=list(compared.notes), questions=compared.questions, ratio=compared.ratio)
+    if compared.worse:
+        found.verdict, found.reasons = "fail", [question.text for question in compared.worse]
+        found.size = "above" if own is cached and own.pooled.any() else None
+    elif compared.notes:
+        found.verdict, found.reasons = "inconclusive", list(compared.notes)
+    elif compared.ratio is not None and compared.ratio[2] > plan.precision:
+        found.verdict = "inconclusive"
+        much = f"{compared.ratio[2]:.2g} times as much"
+        found.reasons.append(f"the change may drift up to {much} as the control by itself: use more --prompts")
+    elif plan.basis == "auto" and not again.by_prompt and change.pooled.any():
+        found.verdict = "inconclusive"
+        found.reasons.append(
+            "B differs from A by no more than A's cached places do, but one launch of the control does not say whether "
+            "A repeats itself to the bit, when this would be a difference: use --launches 2, or --against cached"
+        )
+    return found
 
 
 def _drifts(observations: Sequence[dict[str, Any]], what: str) -> Drifts:

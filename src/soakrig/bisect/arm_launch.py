@@ -133,9 +133,10 @@ class ArmLauncher:
             tell.gone([])
             return
         control = EngineControl(
-            lambda number: self._start(launch, tell, stop, number),
+            lambda number: self._start(launch, tell, lambda: control.give_up(), number),
             self.clock,
             vram=find_reproducer(launch.campaign.reproducer).vram,
+            give_up=lambda: f"stopped by {stop.why}" if stop.why else "",
         )
         left: list[str] = []
         try:
@@ -152,7 +153,7 @@ class ArmLauncher:
         finally:
             if control.engine is not None:
                 left = end_engine(control.engine, launch.campaign.limits.teardown, self.clock)
-        tell.gone(left)
+        tell.gone(left or control.stuck)
 
     def _carried_out(self, launch: ArmLaunch, control: EngineControl, tell: Teller, stop: Stop) -> LaunchResult:
         engine = control.start_engine()
@@ -169,7 +170,7 @@ class ArmLauncher:
             return void(found)  # a foreign load shifts the timing, and can hide the fault
         return result
 
-    def _start(self, launch: ArmLaunch, tell: Teller, stop: Stop, number: int) -> EngineProcess:
+    def _start(self, launch: ArmLaunch, tell: Teller, give_up: Callable[[], str], number: int) -> EngineProcess:
         arm = launch.campaign.arm(launch.arm)
         caller = dict(os.environ if launch.environment is None else launch.environment)
         if launch.card is not None:
@@ -182,9 +183,10 @@ class ArmLauncher:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(f"cannot make {folder}: {error.strerror or error}") from error
-        return launch_bundled(
-            order, folder, tell.say, tell.progress, lambda: f"stopped by {stop.why}" if stop.why else ""
-        )
+        reproducer = find_reproducer(launch.campaign.reproducer)
+        if reproducer.order is not None:
+            order = reproducer.order(launch.campaign.options, order)
+        return launch_bundled(order, folder, tell.say, tell.progress, give_up)
 
     def _soak(self, launch: ArmLaunch, control: EngineControl, tell: Teller, stop: Stop) -> LaunchResult:
         campaign = launch.campaign
@@ -192,7 +194,7 @@ class ArmLauncher:
         reproducer, options = find_reproducer(campaign.reproducer), campaign.options
         spec = RunSpec(
             reproducer=campaign.reproducer,
-            plan=reproducer.planned(options, None if reproducer.plan is not None else campaign.turns, None),
+            plan=campaign.planned,
             conversations=lambda probe: reproducer.load(options, probe),
             procedure=reproducer.drive(options, control),
             seed=options.seed,

@@ -5,7 +5,7 @@
     engine = "embedded"                 # embedded, tiny-moe, vllm
     model = ""                          # a checkpoint's folder, for vllm alone
     reproducer = "agent-loop"
-    turns = 60                          # of each launch, per conversation
+    turns = 60                          # of each launch, per conversation; left out: the reproducer's own
     budget = "8h"                       # no launch begins after it
     confidence = 0.99                   # that no arm is wrongly cleared
     at_least = 2                        # the factor that CLEARED has to show
@@ -65,6 +65,7 @@ from soakrig.clock import RealClock
 from soakrig.engine.bundled import EMBEDDED, Order
 from soakrig.errors import RecordError, UsageError
 from soakrig.record.duration import parse_duration
+from soakrig.record.manifest import Plan
 from soakrig.record.outcome import CONTENT, OutcomeName
 from soakrig.record.redaction import HIDDEN, is_secret, redact_flags, redact_settings
 from soakrig.reproducers.agent_loop import AGENT_LOOP
@@ -145,10 +146,10 @@ class Limits(BaseModel):
 class Campaign(BaseModel):
     """The effective campaign: everything that decides which arms run and how. Immutable.
 
-    ``turns``: cap of a launch, per conversation. ``budget``: seconds. ``confidence``: that no arm is wrongly cleared.
-    ``at_least``: the factor that CLEARED has to show. ``signature``: the fault that is looked for, None for the
-    control's commonest. ``settings``, ``flags``: fixed in every arm. ``variables``: name -> values, the control's
-    first, None for unset.
+    ``turns``: cap of a launch, per conversation; where nobody says it, ``planned`` has the reproducer's own.
+    ``budget``: seconds. ``confidence``: that no arm is wrongly cleared. ``at_least``: the factor that CLEARED has to
+    show. ``signature``: the fault that is looked for, None for the control's commonest. ``settings``, ``flags``: fixed
+    in every arm. ``variables``: name -> values, the control's first, None for unset.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -189,9 +190,18 @@ class Campaign(BaseModel):
     @property
     def cap(self) -> float:
         """Exposure of a launch that reaches its end; of output tokens, the most that it can reach."""
-        options = self.options
-        turns = self.turns * options.conversations
-        return float(turns if self.unit == "turns" else turns * options.max_tokens)
+        turns = self.planned.total_turns
+        return float(turns if self.unit == "turns" else turns * self.options.max_tokens)
+
+    @property
+    def planned(self) -> Plan:
+        """What one launch does that reaches its end. Raises ``UsageError`` for turns of a reproducer that alone says
+        how many there are; its own number is what ``to_json`` keeps."""
+        reproducer, options = find_reproducer(self.reproducer), self.options
+        said = self.turns if "turns" in self.model_fields_set else None
+        if reproducer.plan is not None and said == reproducer.plan(options).turns:
+            said = None
+        return reproducer.planned(options, said, None)
 
     @property
     def options(self) -> LoadOptions:
@@ -235,6 +245,7 @@ class Campaign(BaseModel):
         options = self.options
         if reproducer.check is not None:
             reproducer.check(options, "launched")
+        _ = self.planned
         KernelLogWatcher(self.kernel_log, RealClock())
         tool_definitions(options.tools)
         for arm in self.arms:
@@ -249,15 +260,17 @@ class Campaign(BaseModel):
 
     def to_json(self) -> dict[str, Any]:
         """The whole of it, secrets too, as ``from_json`` reads it: for the journal."""
-        data, options = self.as_said(), self.options
+        data, options = self.as_said() | {"turns": self.planned.turns}, self.options
         data["load"] = {name: getattr(options, name) for name in find_reproducer(self.reproducer).uses}
         if options.parameters:
             data["load"]["parameters"] = dict(options.parameters)
         return data
 
     def as_said(self) -> dict[str, Any]:
-        """The same with the load as far as anybody said it: what the reproducer usually has is not there."""
+        """The same with load and turns as far as anybody said them: what the reproducer usually has is not there."""
         data = self.model_dump(mode="json")
+        if "turns" not in self.model_fields_set:
+            del data["turns"]
         data["variables"] = {
             name: [UNSET if value is None else value for value in values] for name, values in self.variables.items()
         }
@@ -308,6 +321,7 @@ def merge_campaign(
     given: Mapping[str, Any],
     *,
     load: Mapping[str, Any] | None = None,
+    parameters: Mapping[str, str] | None = None,
     limits: Mapping[str, Any] | None = None,
     settings: Mapping[str, str] | None = None,
     flags: Sequence[str] = (),
@@ -317,8 +331,9 @@ def merge_campaign(
     """``base`` (a file's, or ``Campaign()``) with what the command line says, which wins; checked.
 
     ``given``: scalar fields by name; ``load`` and ``limits``: likewise, of those tables; None stands for what was not
-    given. ``settings`` replace by name, ``flags`` by what they set, ``variables`` by what they set too, in the file's
-    place of it; what is new comes last. ``pairs`` are added. An engine other than the file's drops the file's model.
+    given. ``parameters`` (the reproducer's) and ``settings`` replace by name, ``flags`` and ``variables`` by what they
+    set, in the file's place of it; what is new comes last. ``pairs`` are added. An engine other than the file's drops
+    the file's model.
     """
     data = base.as_said()
     said = {name: value for name, value in given.items() if value is not None}
@@ -326,6 +341,8 @@ def merge_campaign(
         data["model"] = ""
     data |= said
     data["load"] |= {name: value for name, value in (load or {}).items() if value is not None}
+    if parameters:
+        data["load"]["parameters"] = {**data["load"].get("parameters", {}), **parameters}
     data["limits"] |= {name: value for name, value in (limits or {}).items() if value is not None}
     data["settings"] |= settings or {}
     replaced = {flag_key(flag) for flag in flags if flag.startswith("-")}

@@ -47,6 +47,8 @@ def show(
         if key == "options":
             value = [f"--{name.replace('_', '-')} {_plain(usual)}" for name, usual in value.items()]
         text = ", ".join(value) or "none" if isinstance(value, list) else str(value)
+        if key == "cap" and isinstance(value, int):
+            text += " turns of each conversation"
         console.print(label + Text(text, ""))
 
 

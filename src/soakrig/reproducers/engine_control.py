@@ -28,7 +28,8 @@ class EngineControl:
 
     ``launch`` starts one and waits until it is ready; it is told the how manieth this is, from 1. A context manager:
     leaving it ends the engine. Every method blocks. ``vram``: look at the GPUs' memory before a start.
-    ``give_up``: ``launch`` may ask it while it waits; a text ends the wait.
+    ``give_up``: asked by ``launch`` and ``wait_end`` while they wait; a text ends the wait. ``stuck``: what even
+    SIGKILL did not end, of all launches, in words.
     """
 
     launch: Callable[[int], EngineProcess]
@@ -37,7 +38,8 @@ class EngineControl:
     starts: int = 0
     vram: bool = False
     give_up: Callable[[], str] = lambda: ""
-    vram_before: float | str = "it was not looked at before the start"
+    vram_before: float | str | None = None
+    stuck: list[str] = field(default_factory=list[str])
     _shm: SharedMemory = field(default_factory=SharedMemory)
 
     def start(self) -> Target:
@@ -92,10 +94,10 @@ class EngineControl:
             os.kill(engine.pid if pid is None else pid, number)
 
     def wait_end(self, seconds: float) -> list[keeper.Stat]:
-        """Until nothing of the launch runs, at most ``seconds``; what still does then."""
+        """Until nothing of the launch runs, at most ``seconds`` and until ``give_up``; what still does then."""
         never = threading.Event()
         end = self.clock.monotonic() + seconds
-        while (left := self.survivors()) and self.clock.monotonic() < end:
+        while (left := self.survivors()) and self.clock.monotonic() < end and not self.give_up():
             self.clock.wait(never, _LOOK_S)
         return left
 
@@ -104,7 +106,9 @@ class EngineControl:
         engine, self.engine = self.engine, None
         if engine is None:
             return []
-        return [f"process {one.pid} ({one.name}) in state {one.state}" for one in engine.stop(grace)]
+        left = [f"process {one.pid} ({one.name}) in state {one.state}" for one in engine.stop(grace)]
+        self.stuck += left
+        return left
 
     def shared_memory(self) -> list[str]:
         """Names under /dev/shm that the launch made and that are still there."""

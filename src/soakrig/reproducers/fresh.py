@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from random import Random
 from typing import Any
 
 from soakrig.soak.agent import results
 from soakrig.soak.agent.tools import ToolDefinition
 from soakrig.soak.classify import Outcome
-from soakrig.soak.conversation import CHARS_PER_TOKEN, Turn
+from soakrig.soak.conversation import Turn
 from soakrig.soak.reply import Reply
 from soakrig.soak.request import Head, Message, Prompt
 
+FIRST_GUESS = 2.4
+"""Characters of a passage that a token has at least, before an engine has counted any: too long a prompt is refused,
+and the refusal would pass for a fault. The embedded engine's tokenizer has 2.5, those of large models 3 to 4."""
 _SOURCES = ("read_file", "search_text", "run_tests", "read_log", "git_diff")
+_LINES_EACH = 8
 
 
 @dataclass
@@ -28,8 +33,8 @@ class Ask:
 
 @dataclass
 class FreshConversation:
-    """Sends what ``ask`` makes of the turn's number (from 1), a generator of its own and the characters that a token of
-    this load has had so far; ends where it returns None. ``seen`` is told what became of each turn."""
+    """Sends what ``ask`` makes of the turn's number (from 1), a generator of its own and the characters of the messages
+    that a token had in the turn before; ends where it returns None. ``seen`` is told what became of each turn."""
 
     number: int
     model: str
@@ -37,8 +42,9 @@ class FreshConversation:
     ask: Callable[[int, Random, float], Ask | None]
     seen: Callable[[Turn, Reply, Outcome], None] = lambda turn, reply, outcome: None
     turn: int = 0
-    chars_per_token: float = CHARS_PER_TOKEN
+    chars_per_token: float = FIRST_GUESS
     _sent: Turn | None = None
+    _chars: int = 0
 
     def next_turn(self) -> Turn | None:
         rng = Random(f"{self.seed}/{self.number}/{self.turn + 1}")
@@ -55,7 +61,8 @@ class FreshConversation:
         extra: dict[str, object] = {"seed": rng.getrandbits(31)}
         body = prompt.body(head, extra)
         names = frozenset(str(tool["function"]["name"]) for tool in ask.tools)
-        estimate = int(len(body) / self.chars_per_token)
+        self._chars = sum(len(str(message.get("content") or "")) for message in ask.messages)
+        estimate = int(self._chars / self.chars_per_token)
         self._sent = Turn(
             self.number, self.turn, self.turn, body, estimate, names, head.data, list(prompt.messages), extra
         )
@@ -65,18 +72,38 @@ class FreshConversation:
         turn = self._sent
         assert turn is not None
         if reply.prompt_tokens:
-            self.chars_per_token = sum(map(len, turn.messages)) / reply.prompt_tokens
+            self.chars_per_token = self._chars / reply.prompt_tokens
         self.seen(turn, reply, outcome)
 
 
 def passage(rng: Random, chars: float) -> str:
-    """About so many characters of text that was never sent before: it begins with a number of its own."""
+    """About so many characters of text that was never sent before: it begins with a number of its own.
+
+    The lines are shuffled and not drawn, round after round, so that a token has the same characters in every passage
+    of some length: what one measured tells how long another will be.
+    """
     parts = [f"Record {rng.getrandbits(64):016x}"]
     size = len(parts[0])
     while size < chars:
-        parts.append(results.result_of(rng.choice(_SOURCES), rng))
-        size += len(parts[-1]) + 1
+        for line in rng.sample(_lines(), len(_lines())):
+            parts.append(line)
+            size += len(line) + 1
+            if size >= chars:
+                break
     return "\n".join(parts)[: max(int(chars), len(parts[0]))]
+
+
+@cache
+def _lines() -> tuple[str, ...]:
+    """Lines of every kind of tool result, always the same."""
+    rng = Random("passage")
+    kept: list[str] = []
+    for source in _SOURCES:
+        lines: list[str] = []
+        while len(lines) < _LINES_EACH:
+            lines += [line for line in results.result_of(source, rng).splitlines() if line.strip()]
+        kept += lines[:_LINES_EACH]
+    return tuple(kept)
 
 
 def user(text: str) -> Message:

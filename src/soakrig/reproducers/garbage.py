@@ -49,7 +49,7 @@ def load(options: LoadOptions, probe: Probe) -> Sequence[Conversation]:
 async def procedure(scene: Scene) -> None:
     """The questions, then the canary page."""
     await scene.stage.run()
-    if not scene.stage.load.dead:
+    if scene.stage.wanted:
         scene.stage.find(await canary_perplexity(scene))
 
 

@@ -62,7 +62,7 @@ async def procedure(scene: Scene) -> None:
     stage = scene.stage
     await stage.run()
     pid = stage.target.pid
-    if pid is None or stage.load.dead:
+    if pid is None or not stage.wanted:
         return
     memory = await asyncio.to_thread(tree_memory, pid)
     for finding in judged(memory, scene.options, stage.probe, asked_by(pid)):
@@ -71,6 +71,8 @@ async def procedure(scene: Scene) -> None:
 
 def judged(memory: HostMemory, options: LoadOptions, probe: Probe, variable: float | None) -> list[Finding]:
     """The findings on ``memory``; ``variable``: CPU_OFFLOAD_GB of the engine's process, None where it has none."""
+    if not memory.processes:
+        return [Finding("host-resident", "the engine's process was not found, and its memory not seen", says="unknown")]
     gib = memory.resident / _GIB
     found = [
         Finding(

@@ -34,7 +34,7 @@ def load(options: LoadOptions, probe: Probe) -> Sequence[Conversation]:
     def asking(size: int) -> Callable[[int, Random, float], Ask]:
         def ask(turn: int, rng: Random, chars: float) -> Ask:
             wish = "Summarise this." if size > 64 else "Tell a long story about this, and do not stop early."
-            text = passage(rng, size * min(chars, 3.2) * 0.95)
+            text = passage(rng, size * chars * 0.95)
             fields = {"max_tokens": options.max_tokens, "temperature": options.temperature}
             return Ask([user(f"{text}\n\n{wish}")], fields)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
@@ -46,9 +47,9 @@ class Parameter(Generic[T]):
         else:
             try:
                 value = kind(given)  # pyright: ignore[reportArgumentType]
-            except ValueError:
-                value = None
-            if value is not None and (value != value or (kind is int and value != float(given))):
+                if not math.isfinite(value) or (kind is int and value != float(given)):
+                    value = None
+            except (ValueError, OverflowError):
                 value = None
         if value is None or not self._allowed(value):
             raise UsageError(f"--param {self.name}={given}: expected {self.expected}", remedy=f"It is {self.help}.")
@@ -71,12 +72,16 @@ class Parameter(Generic[T]):
             return "a text"
         what = "a whole number" if isinstance(self.default, int) else "a number"
         if self.low is not None and self.high is not None:
-            return f"{what} from {self.low:g} to {self.high:g}"
-        return what if self.low is None else f"{what} from {self.low:g} up"
+            return f"{what} from {_figure(self.low)} to {_figure(self.high)}"
+        return what if self.low is None else f"{what} from {_figure(self.low)} up"
 
     def shown(self) -> dict[str, Any]:
         """For `soak repro show`."""
         return {"name": self.name, "default": self.default, "expected": self.expected, "help": self.help}
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:g}"
 
 
 AnyParameter = Parameter[bool] | Parameter[int] | Parameter[float] | Parameter[str]

@@ -54,7 +54,6 @@ class Scene:
         about: a fault of the engine's, unless the run was over by then."""
         stage, control = self.stage, self.control
         assert control is not None
-        control.give_up = lambda: "the run has ended" if stage.over else ""
         try:
             await stage.take_up(await asyncio.to_thread(control.start), how)
         except SoakrigError as error:
@@ -77,8 +76,8 @@ class Reproducer:
     nobody sets them. ``procedure``: what drives the run, where it is more than its conversations; ``plan``: how many
     turns that comes to (--turns and --for are then refused). ``needs``: what it cannot do without, in words; ``check``
     refuses where that is missing. ``not_in_bisect``: why a bisect cannot use it, empty where it can. ``order``:
-    completes or refuses what is to be launched. ``start_failed``: findings of a start that failed, from its error and
-    the engine's log. ``vram``: the GPUs' memory from before the start is wanted.
+    completes or refuses what is to be launched, in a bisect too. ``start_failed``: findings of a start that failed,
+    from its error and the engine's log. ``vram``: the GPUs' memory from before the start is wanted.
     """
 
     name: str
@@ -135,7 +134,14 @@ class Reproducer:
         procedure = self.procedure
         if procedure is None:
             return None
-        return lambda stage: procedure(Scene(stage, options, control))
+
+        def driven(stage: Stage) -> Awaitable[None]:
+            if control is not None:  # no wait of its lasts longer than the run
+                before = control.give_up
+                control.give_up = lambda: "the run has ended" if stage.over else before()
+            return procedure(Scene(stage, options, control))
+
+        return driven
 
     def is_its(self, signature: str | None) -> bool:
         """Whether a fault of that signature is the one that this load is known to provoke."""

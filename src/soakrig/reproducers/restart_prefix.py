@@ -12,15 +12,15 @@ from random import Random
 from soakrig.errors import UsageError
 from soakrig.record.finding import Finding
 from soakrig.record.manifest import Plan
-from soakrig.reproducers.fresh import Ask, FreshConversation, passage, user
+from soakrig.reproducers.fresh import FIRST_GUESS, Ask, FreshConversation, passage, user
 from soakrig.reproducers.logprobs import NextToken, NotOfferedError, drift, next_token, prompt_logprobs, same_first
 from soakrig.reproducers.parameters import Parameter
 from soakrig.reproducers.reproducer import LoadOptions, Reproducer, Scene, Way
-from soakrig.soak.conversation import CHARS_PER_TOKEN, Conversation
+from soakrig.soak.conversation import Conversation
 from soakrig.soak.probe import Probe
 
 PROMPTS = Parameter("prompts", 3, "how many prompts", low=1, high=64)
-TOKENS = Parameter("prompt_tokens", 2000, "length of each, in tokens (estimated)", low=64, high=1 << 22)
+TOKENS = Parameter("prompt_tokens", 2000, "most length of each, in tokens (estimated)", low=64, high=1 << 22)
 EVICT = Parameter("evict", True, "whether to fill the engine's KV cache with other prompts and ask again")
 CACHE = Parameter("cache_tokens", 0, "what the KV cache holds, in tokens, where the engine does not say; 0: it does",
                   low=0, high=1 << 30)  # fmt: skip
@@ -76,7 +76,7 @@ class _Phases:
     def __init__(self, scene: Scene) -> None:
         self.scene, self.stage, self.options = scene, scene.stage, scene.options
         rng = Random(f"{scene.options.seed}/restart-prefix")
-        count, chars = PROMPTS.of(scene.options), TOKENS.of(scene.options) * CHARS_PER_TOKEN
+        count, chars = PROMPTS.of(scene.options), TOKENS.of(scene.options) * FIRST_GUESS
         self.prompts = [passage(rng, chars) for _ in range(count)]
         self.number = 0
         self.base: _Measured | None = None
@@ -145,6 +145,13 @@ class _Phases:
         worst, same = max(drift(*pair) for pair in pairs), sum(same_first(*pair) for pair in pairs)
         cached = [one.cached for one in seen if one.cached is not None]
         told = f"{sum(cached)} tokens from the cache" if cached else "the engine does not say what was cached"
+        if cached and (sum(cached) > 0) is not (name == "warm"):
+            what = {
+                "warm": "nothing came from the cache, so that no warm prefix was tried: it is off, or too small",
+                "evicted": f"{told}: what should have been evicted was still there; more --param cache_tokens= helps",
+            }
+            if name in what:
+                self._missing(f"prefix-{name}", f"{name}: {what[name]}")
         text = (
             f"{name}: the next token's logprobs drift by {worst:.3g} nat from a fresh computation at most, the "
             f"likeliest is the same for {same} of {len(seen)} prompts ({told})"
@@ -182,7 +189,7 @@ class _Phases:
             self._missing("prefix-drift-evicted", text)
             return False
         limit = self.options.context_limit or self.stage.probe.context_limit or 4 * TOKENS.of(self.options)
-        chars = min(limit // 2, capacity // 2) * CHARS_PER_TOKEN
+        chars = min(limit // 2, capacity // 2) * FIRST_GUESS
         rng, sent = Random(f"{self.options.seed}/evict"), 0.0
         while sent < FILL * capacity and not self.stage.over:
             body = {"model": self.stage.probe.model, "prompt": passage(rng, chars), "max_tokens": 1, "temperature": 0}
@@ -192,7 +199,7 @@ class _Phases:
                 self._missing("prefix-drift-evicted", f"evicted: a filling prompt got {said}")
                 return False
             usage = answer.json().get("usage") or {}
-            sent += usage.get("prompt_tokens") or chars / (2 * CHARS_PER_TOKEN)
+            sent += usage.get("prompt_tokens") or chars / (2 * FIRST_GUESS)
         return not self.stage.over
 
     async def _capacity(self) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 
+from soakrig.engine.bundled import Order
 from soakrig.reproducers.fresh import Ask, FreshConversation, user
 from soakrig.reproducers.reproducer import LoadOptions, Reproducer
 from soakrig.soak.conversation import Conversation
@@ -23,14 +25,19 @@ def load(options: LoadOptions, probe: Probe) -> Sequence[Conversation]:
     return [FreshConversation(n, probe.model, options.seed, ask) for n in range(options.conversations)]
 
 
+def order(options: LoadOptions, wanted: Order) -> Order:
+    """Without the launcher's canary, which would be the first short request and die in the load's place."""
+    return replace(wanted, canary=False)
+
+
 SHORT_DECODE = Reproducer(
     name="short-decode",
     summary="ten short questions with short answers, the smallest load there is",
     provokes="an engine that dies of the first short request where --max-num-batched-tokens is small",
     seen="GLM-5.3-Flash at 4096 and at 2048: HTTP 500 on the first short decode, then a dead engine; 8192 is well. A "
     "defect apart from the Xid faults",
-    costs="seconds beside the start. Try a value with --arg=--max-num-batched-tokens=4096; where the launcher's own "
-    "canary is the first request, the start fails and names it",
+    costs="seconds beside the start. Try a value with --arg=--max-num-batched-tokens=4096; the launcher sends no "
+    "canary here, so that the first request is this load's",
     clean_means="a defect that strikes at the first request is not there at these settings; a rarer one is not "
     "excluded by ten turns",
     signature=("engine death", "Xid", "turn http_error"),
@@ -38,4 +45,5 @@ SHORT_DECODE = Reproducer(
     cap=10,
     uses=("conversations", "seed", "max_tokens", "temperature"),
     usual=LoadOptions(tools=0, max_tokens=32, temperature=0.0),
+    order=order,
 )

@@ -68,7 +68,7 @@ async def procedure(scene: Scene) -> None:
         text = f"{len(empty)} of {turns} turns came back empty under max_tokens {scene.options.max_tokens}"
         text += f", {thought} of them with reasoning only" if empty else ""
         stage.find(Finding("empty-turns", text, share, "%", "derived", says="note" if empty else "clean"))
-    if not empty or not CONTROL.of(scene.options) or stage.load.dead:
+    if not empty or not CONTROL.of(scene.options) or not stage.wanted:
         return
     first = empty[0][0]
     budget = _fitting(CONTROL.of(scene.options), scene, first)

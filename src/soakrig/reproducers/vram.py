@@ -11,14 +11,14 @@ from soakrig.soak.watch.nvml_session import read_once
 _MIB = 1 << 20
 
 
-def vram_used(clock: Clock) -> float | str:
-    """MiB in use on all GPUs together, by whomever; or why it was not measured."""
+def vram_used(clock: Clock) -> float | str | None:
+    """MiB in use on all GPUs together, by whomever; why it could not be measured; None where there is no NVML."""
     try:
         answer = read_once("state", clock)
     except WatcherError as error:
         return error.message
     if isinstance(answer, str):
-        return answer
+        return None
     gpus: list[dict[str, Any]] = answer["gpus"]
     used = [gpu.get("memory") for gpu in gpus]  # [used, total] in bytes
     if any(one is None for one in used):

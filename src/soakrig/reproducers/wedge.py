@@ -16,6 +16,7 @@ from soakrig.reproducers.reproducer import LoadOptions, Reproducer, Scene, Way
 from soakrig.reproducers.vram import vram_used
 from soakrig.soak.conversation import Conversation
 from soakrig.soak.probe import Probe
+from soakrig.soak.reply import Reply
 
 WAYS = Parameter("ways", "both", "how it is ended: by SIGTERM, by SIGKILL of its first process, or one engine each",
                  choices=("both", "term", "kill"))  # fmt: skip
@@ -61,17 +62,29 @@ async def procedure(scene: Scene) -> None:
         await stage.run([conversation])
         if stage.over or not await stage.let_go(f"wedge ends it by {_SIGNALS[way].name}"):
             return
-        await _end_under_load(scene, control, way)
+        streams = [asyncio.create_task(stage.client.send(body)) for body in _bodies(scene)]
+        try:
+            await _under_way(scene, streams)
+            if stage.over:
+                return  # by Ctrl-C, say: what comes now is an end like any other's
+            await _end_under_load(scene, control, way)
+        finally:
+            for one in streams:
+                one.cancel()
+            await asyncio.gather(*streams, return_exceptions=True)
+
+
+async def _under_way(scene: Scene, streams: Sequence[asyncio.Task[Reply]]) -> None:
+    stage, clock = scene.stage, scene.stage.clock
+    end = clock.monotonic() + _UNDER_WAY_S
+    while not stage.client.received() and clock.monotonic() < end and not stage.over:
+        if all(one.done() for one in streams):
+            return
+        await clock.sleep(0.02)
 
 
 async def _end_under_load(scene: Scene, control: EngineControl, way: str) -> None:
     stage, clock, options = scene.stage, scene.stage.clock, scene.options
-    streams = [asyncio.create_task(stage.client.send(body)) for body in _bodies(scene)]
-    begun = clock.monotonic()
-    while (
-        not stage.client.received() and clock.monotonic() - begun < _UNDER_WAY_S and not all(t.done() for t in streams)
-    ):
-        await clock.sleep(0.02)
     await asyncio.to_thread(control.survivors)  # what they have in shared memory is only seen while they live
     began = clock.monotonic()
     await asyncio.to_thread(control.hit, _SIGNALS[way])
@@ -82,7 +95,8 @@ async def _end_under_load(scene: Scene, control: EngineControl, way: str) -> Non
         names = ", ".join(f"{one.pid} ({one.name}) in state {one.state}" for one in left)
         text = f"{took:.0f} s after {_SIGNALS[way].name} under load, {len(left)} processes are still there: {names}"
     bound = f"<= {PATIENCE.of(options):g} s"
-    stage.find(Finding(f"survivors-{way}", text, round(took, 3), "s", bound=bound, says="fault" if left else "clean"))
+    says = "clean" if not left else "unknown" if stage.over and took < PATIENCE.of(options) else "fault"
+    stage.find(Finding(f"survivors-{way}", text, round(took, 3), "s", bound=bound, says=says))
     stuck = await asyncio.to_thread(control.clean)
     if stuck:
         text = f"SIGKILL did not end {', '.join(stuck)}: only a reboot does"
@@ -93,9 +107,6 @@ async def _end_under_load(scene: Scene, control: EngineControl, way: str) -> Non
         Finding(f"shm-{way}", text, float(len(memory)), "objects", bound="0", says="fault" if memory else "clean")
     )
     stage.find(await _vram(scene, control, way))
-    for one in streams:
-        one.cancel()
-    await asyncio.gather(*streams, return_exceptions=True)
 
 
 async def _vram(scene: Scene, control: EngineControl, way: str) -> Finding:
@@ -104,11 +115,13 @@ async def _vram(scene: Scene, control: EngineControl, way: str) -> Finding:
     end = clock.monotonic() + PATIENCE.of(scene.options)
     while True:
         now = await asyncio.to_thread(vram_used, clock)
-        if isinstance(before, str) or isinstance(now, str):
-            why = before if isinstance(before, str) else now
-            return Finding(f"vram-{way}", f"GPU memory was not measured: {why}", unit="MiB")
+        if before is None and now is None:
+            return Finding(f"vram-{way}", "there is no NVML here, and no GPU memory to look at", unit="MiB")
+        if not isinstance(before, float) or not isinstance(now, float):
+            why = before if isinstance(before, str) else now if isinstance(now, str) else "NVML was there only once"
+            return Finding(f"vram-{way}", f"GPU memory was not measured: {why}", unit="MiB", says="unknown")
         more = now - before
-        if more <= TOLERANCE_MIB or clock.monotonic() >= end:
+        if more <= TOLERANCE_MIB or clock.monotonic() >= end or scene.stage.over:
             break
         await clock.sleep(1.0)
     text = f"{more:.0f} MiB more of GPU memory are in use than before the start"

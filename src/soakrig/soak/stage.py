@@ -58,6 +58,11 @@ class Stage:
         """Whether the load has ended: a fault, a dead engine, Ctrl-C. Nothing more is to be sent then."""
         return self.load.ended is not None
 
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody still waits for an answer: nothing ended the load, or turns that were not ok did."""
+        return self.load.ended in (None, "completed", "too_many_bad") and not self.load.dead
+
     async def run(self, conversations: Sequence[Conversation] | None = None) -> None:
         """Drive conversations, the plain load's where none are given, until they or the plan are through."""
         await self.load.drive(self.conversations if conversations is None else conversations)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from soakrig.bisect.launch_result import signature_of
 from soakrig.clock import RealClock
 from soakrig.engine.bundled import EMBEDDED, Order, launch_bundled
+from soakrig.record.events import Event
 from soakrig.record.finding import Finding
 from soakrig.record.judge import Judge
 from soakrig.record.request_log import read_requests
@@ -63,6 +64,7 @@ def row_spec(
     *,
     turns: int | None,
     parameters: dict[str, Any],
+    first_byte: float = 60.0,
     **given: Any,
 ) -> RunSpec:
     """What `soak run NAME` would make of these options."""
@@ -74,7 +76,7 @@ def row_spec(
         conversations=lambda probe: reproducer.load(options, probe),
         procedure=reproducer.drive(options, control),
         seed=options.seed,
-        timeouts=Timeouts(connect=10.0, stall=30.0, first_byte=60.0),
+        timeouts=Timeouts(connect=10.0, stall=30.0, first_byte=first_byte),
         kernel_log=str(kernel_log(folder)),
         max_bad=1,
         runs_dir=folder / "runs",
@@ -92,12 +94,12 @@ async def soak_row(
     *,
     turns: int | None = None,
     parameters: dict[str, Any] | None = None,
+    observer: Callable[[Event, Judge], None] = lambda event, judge: None,
     **given: Any,
 ) -> Result:
     """The row's result, which the events alone have to give again."""
-    run = SoakRun(
-        row_spec(folder, name, control, turns=turns, parameters=parameters or {}, **given), target, RealClock()
-    )
+    spec = row_spec(folder, name, control, turns=turns, parameters=parameters or {}, **given)
+    run = SoakRun(spec, target, RealClock(), observer)
     result = await run.run()
     if run.error is not None:
         raise run.error

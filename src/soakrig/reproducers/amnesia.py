@@ -109,7 +109,8 @@ async def probed(scene: Scene) -> list[Finding]:
             for prompt, masses in zip(prompts, (without, restored), strict=True):
                 masses.append(100 * mass((await next_token(stage, prompt)).row, markers))
     except NotOfferedError as error:
-        return [Finding("amnesia-mass", f"the mass on an amnesia token was not measured: {error}", unit="%")]
+        text = f"the mass on an amnesia token was not measured: {error}"
+        return [Finding("amnesia-mass", text, unit="%", says=error.says)]
     worst, control = max(without), max(restored)
     limit = MASS.of(options)
     text = (

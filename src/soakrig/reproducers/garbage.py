@@ -62,7 +62,8 @@ async def canary_perplexity(scene: Scene) -> Finding:
     try:
         logprobs = await prompt_logprobs(scene.stage, CANARY)
     except NotOfferedError as error:
-        return Finding("canary-perplexity", f"the canary page's perplexity was not measured: {error}")
+        text = f"the canary page's perplexity was not measured: {error}"
+        return Finding("canary-perplexity", text, says=error.says)
     mean = -sum(logprobs) / len(logprobs) if logprobs else math.nan
     value = math.exp(mean) if mean < 700 else math.inf
     bad = not value <= most  # also where it is no number

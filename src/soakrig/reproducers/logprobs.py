@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 
+from soakrig.record.finding import Weight
 from soakrig.soak.reply import token_count
 from soakrig.soak.request import Message
 from soakrig.soak.stage import Stage
@@ -23,7 +24,12 @@ TOP = 20
 
 
 class NotOfferedError(Exception):
-    """The engine does not give these figures; the text says what it answered."""
+    """The engine does not give these figures; the text says what it answered. ``says``: what a finding makes of that
+    where the figure is no must: an engine that does not have them is a note, one that failed to give them is not."""
+
+    def __init__(self, text: str, says: Weight = "note") -> None:
+        super().__init__(text)
+        self.says: Weight = says
 
 
 @dataclass(frozen=True)
@@ -105,10 +111,11 @@ async def _completion(stage: Stage, fields: dict[str, Any]) -> dict[str, Any]:
 async def _asked(stage: Stage, path: str, body: dict[str, Any]) -> dict[str, Any]:
     answer = await stage.post(path, body)
     if answer is None:
-        raise NotOfferedError(f"POST {path} was not answered")
+        raise NotOfferedError(f"POST {path} was not answered", "unknown")
     if answer.status_code != 200:
         said = answer.text[:160].strip() or "an empty body"
-        raise NotOfferedError(f"POST {path} answered {answer.status_code}: {said}")
+        says = "unknown" if answer.status_code >= 500 and answer.status_code != 501 else "note"
+        raise NotOfferedError(f"POST {path} answered {answer.status_code}: {said}", says)
     try:
         data = orjson.loads(answer.content)
     except orjson.JSONDecodeError as error:

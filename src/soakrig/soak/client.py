@@ -29,6 +29,7 @@ SHARED = 5
 DRAIN_S = 2.0
 """How long a stream may stay open after its terminator: a late error would come now."""
 ACCEPT = {"Accept": "text/event-stream", "Accept-Encoding": "identity"}
+POST_S = 600.0
 MAX_EVENTS = 200_000
 """Events of one turn beyond which a server is taken to ignore every limit and to go on for ever."""
 
@@ -127,10 +128,11 @@ class ChatClient:
         except (httpx.HTTPError, aiohttp.ClientError, OSError):  # TimeoutError is an OSError
             return None
 
-    async def post(self, path: str, data: Any, timeout: float = 600.0) -> httpx.Response | None:
+    async def post(self, path: str, data: Any) -> httpx.Response | None:
         """A question beside the load whose answer comes whole: JSON there and back; None when nothing answered in
-        time. It may wait behind the load's own requests."""
+        ``POST_S`` or the limit of a first byte. It may wait behind the load's own requests."""
         assert self._http is not None
+        timeout = min(POST_S, self.timeouts.first_byte)
         headers = {"Content-Type": "application/json", **self.target.headers}
         try:
             async with asyncio.timeout(timeout):

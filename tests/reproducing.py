@@ -25,7 +25,9 @@ from soakrig.soak.run import RunSpec, SoakRun
 from soakrig.soak.target import Target
 from wire import loopback
 
-SMALL = ("--max-model-len=4096", "--kv-tokens=16384", "--threads=1")
+SMALL = (
+    "--layers=2", "--experts=8", "--hidden=64", "--threads=1", "--max-model-len=4096", "--kv-tokens=16384",
+)  # fmt: skip
 
 
 def planted(**fields: object) -> dict[str, str]:

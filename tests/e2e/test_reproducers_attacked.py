@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from e2e.soaking import Soak, wait_for
-from reproducing import embedded, found, its_own, soak_engine, soak_loopback
+from reproducing import SMALL, embedded, found, its_own, soak_engine, soak_loopback
 from soakrig.record.events import EngineSwitched, Event, FindingMade, TurnDone
 from soakrig.record.store import RunReader
 from wire import loopback
 
-TINY = ["--max-model-len=1024", "--kv-tokens=2048", "--threads=1"]
+TINY = [*SMALL, "--max-model-len=1024", "--kv-tokens=2048"]
 
 
 # -- an engine that dies between two turns -----------------------------------------------------------------------------
@@ -38,7 +38,12 @@ STAGES: dict[str, tuple[Callable[[Event], bool], int]] = {
 """When the engine is killed -> the event, and the turns that were ok by then."""
 
 
-@pytest.mark.parametrize("stage", STAGES)
+def quick(*values: object, often: tuple[object, ...]) -> list[Any]:
+    """Parameters of which only some are run every time."""
+    return [pytest.param(one, marks=() if one in often else pytest.mark.slow) for one in values]
+
+
+@pytest.mark.parametrize("stage", quick(*STAGES, often=("before the warm turns", "once it has come up again")))
 def test_an_engine_that_dies_between_two_turns_is_dead(tmp_path: Path, stage: str) -> None:
     hit, turns = STAGES[stage]
     killed: list[int] = []
@@ -100,8 +105,15 @@ RESTART = ("restart-prefix", "--param", "prompts=1", "--param", "prompt_tokens=1
 WEDGE = ("wedge", "--param", "turns=1", "--param", "streams=1", "--param", "ways=term", "--param", "patience=300")
 
 
-@pytest.mark.parametrize("often", [1, 2])
-@pytest.mark.parametrize("row", [RESTART, WEDGE], ids=["restart-prefix", "wedge"])
+@pytest.mark.parametrize(
+    ("row", "often"),
+    [
+        pytest.param(RESTART, 1, id="restart-prefix-once"),
+        pytest.param(RESTART, 2, id="restart-prefix-twice", marks=pytest.mark.slow),
+        pytest.param(WEDGE, 1, id="wedge-once", marks=pytest.mark.slow),
+        pytest.param(WEDGE, 2, id="wedge-twice"),
+    ],
+)
 def test_ctrl_c_while_the_engine_is_ended_or_started(tmp_path: Path, row: tuple[str, ...], often: int) -> None:
     with Row(tmp_path, *row) as soak:
         soak.wait_switch("ended")

@@ -17,7 +17,7 @@ SHORT = {"max_tokens": 160}
 """Enough for a whole tool call of the embedded engine."""
 ATTACHED: dict[str, tuple[int, dict[str, Any]]] = {
     "agent-loop": (10, {"tools": 3, **SHORT}),
-    "long-prefill": (8, {"parameters": {"from_tokens": 128, "to_share": 0.6}}),
+    "long-prefill": (8, {"parameters": {"from_tokens": 128}}),
     "mixed-burst": (3, {"conversations": 4, "max_tokens": 40, "parameters": {"prompt_tokens": 400, "writers": 2}}),
     "short-decode": (10, {}),
     "long-decode": (3, {"max_tokens": 120}),
@@ -79,8 +79,8 @@ def test_a_row_that_needs_more(name: str) -> None:
 
 
 MANY = {
-    "agent-loop": 200, "long-prefill": 40, "mixed-burst": 200, "short-decode": 500, "long-decode": 40, "garbage": 200,
-    "thinking-budget": 200, "amnesia": 160, "tool-tags": 200, "host-ram": 200, "restart-prefix": 60, "dead-proxy": 20,
+    "agent-loop": 200, "long-prefill": 40, "mixed-burst": 200, "short-decode": 600, "long-decode": 30, "garbage": 160,
+    "thinking-budget": 160, "amnesia": 160, "tool-tags": 160, "host-ram": 200, "restart-prefix": 60, "dead-proxy": 20,
     "wedge": 20,
 }  # fmt: skip
 """Turns of a row where there is time for them."""

@@ -149,7 +149,8 @@ def test_a_death_among_the_warm_turns_is_a_death(tmp_path: Path) -> None:
 
 def test_the_command_runs_a_procedure_and_says_whose_fault_it_was(tmp_path: Path) -> None:
     setting = "SOAKRIG_PLANT=" + planted(action="answerless", after={"turns": 1})["SOAKRIG_PLANT"]
-    options = ["thinking-budget", "--set", setting, "--param", "control_tokens=0", "--max-bad", "1"]
+    small = [f"--arg={flag}" for flag in SMALL]
+    options = ["thinking-budget", *small, "--set", setting, "--param", "control_tokens=0", "--max-bad", "1"]
     with Soak(tmp_path, *options, turns=3, small=False) as soak:
         result = soak.finish()
     assert (result["verdict"], result["first_bad"]["turn"]) == ("fail", 2)
@@ -168,25 +169,44 @@ class Told:
         return lambda *words: self.heard.append((name, words[0] if words else None))
 
 
-def launched(folder: Path, settings: dict[str, str], **campaign: Any) -> tuple[LaunchResult, Told]:
-    """One launch of a campaign's control."""
+def launched(
+    folder: Path, settings: dict[str, str], arm: str = "control", **campaign: Any
+) -> tuple[LaunchResult, Told]:
+    """One launch of a campaign's arm."""
     said = {
         "kernel_log": str(kernel_log(folder)), "flags": list(SMALL), "settings": settings,
         "variables": {"VLLM_MOE_DMA_STAGING": ["1", "0"]}, **campaign,
     }  # fmt: skip
     told = Told()
-    launch = ArmLaunch(Campaign.from_json(said).check(), "control", 1, folder, "mark-of-a-test")
+    launch = ArmLaunch(Campaign.from_json(said).check(), arm, 1, folder, "mark-of-a-test")
     ArmLauncher(read_cards=lambda visible: None).run(launch, told, Stop())
     (result,) = [what for name, what in told.heard if name == "ended"]
     assert told.heard[-1] == ("gone", [])
     return result, told
 
 
-def test_a_bisect_takes_a_row_s_own_fault_for_a_fault(tmp_path: Path) -> None:
-    settings = planted(action="answerless", when={"VLLM_MOE_DMA_STAGING": "1"}, after={"turns": 1})
-    result, told = launched(tmp_path, settings, reproducer="thinking-budget", turns=4)
-    assert (result.result, result.signature, result.exposure) == ("faulted", "turn answerless", 2.0)
-    assert [what.outcome for name, what in told.heard if name == "turn"] == ["ok", "answerless"]
+@pytest.mark.parametrize(
+    ("name", "campaign", "fault", "signature", "turn"),
+    [
+        ("short-decode", {"turns": 3}, {"action": "exit"}, "engine death, no answer", 1),
+        ("long-prefill", {"load": {"parameters": {"from_tokens": 256, "rungs": 4}}, "turns": 4},
+         {"action": "exit", "after": {"context_tokens": 1200}}, "engine death, no answer", 3),
+        ("garbage", {"turns": 3}, {"action": "one_token", "after": {"turns": 1}}, "turn degenerate", 2),
+    ],
+)  # fmt: skip
+def test_a_bisect_tells_the_arms_apart_by_a_row_s_own_fault(
+    tmp_path: Path, name: str, campaign: dict[str, Any], fault: dict[str, Any], signature: str, turn: int
+) -> None:
+    settings = {**planted(when={"VLLM_MOE_DMA_STAGING": "1"}, **fault), "CPU_OFFLOAD_GB": "1"}
+    for arm in ("control", "VLLM_MOE_DMA_STAGING=0"):
+        (tmp_path / arm).mkdir()
+        result, told = launched(tmp_path / arm, settings, arm, reproducer=name, **campaign)
+        seen = [what.outcome for word, what in told.heard if word == "turn"]
+        if arm == "control":
+            assert (result.result, result.signature, result.exposure) == ("faulted", signature, float(turn)), result
+            assert (seen[:-1], len(seen)) == (["ok"] * (turn - 1), turn)
+        else:
+            assert (result.result, result.exposure, set(seen)) == ("clean", float(campaign["turns"]), {"ok"}), result
 
 
 def test_a_bisect_can_use_a_row_that_restarts_the_engine(tmp_path: Path) -> None:

@@ -93,6 +93,9 @@ def test_values_are_read_as_the_default_s_type() -> None:
         (COUNT, 3.5, "a whole number"),
         (COUNT, True, "a whole number"),
         (SHARE, "nan", "a number from 0 up"),
+        (SHARE, "inf", "a number from 0 up"),
+        (COUNT, float("inf"), "a whole number"),
+        (COUNT, 10**400, "a whole number"),
         (SHARE, "-1", "a number from 0 up"),
         (FLAG, "maybe", "true or false"),
         (WORD, "c", "one of a, b"),
@@ -183,6 +186,42 @@ def test_a_campaign_takes_the_reproducer_s_own_defaults_and_parameters() -> None
     again = Campaign.from_json(json.loads(json.dumps(campaign.to_json())))
     assert again.options == options
     assert again.to_json() == campaign.to_json()
+
+
+def test_a_campaign_is_as_long_as_its_load_where_nobody_says_how_long() -> None:
+    def merged(**given: object) -> Campaign:
+        return merge_campaign(Campaign(), given, variables=parse_variables(["VLLM_MOE_DMA_STAGING=1,0"]))
+
+    assert (merged().cap, merged(turns=7).cap) == (60, 7)
+    assert (merged(reproducer="long-prefill").cap, merged(reproducer="mixed-burst").cap) == (8, 64)
+    for name, turns in (("wedge", 6), ("restart-prefix", 12)):
+        campaign = merged(reproducer=name)
+        assert campaign.planned.turns == campaign.cap == turns
+        assert campaign.to_json()["turns"] == turns
+        assert Campaign.from_json(campaign.to_json()).check().planned == campaign.planned
+        with pytest.raises(UsageError, match=f"--turns means nothing to {name}"):
+            merged(reproducer=name, turns=turns + 1)
+    tokens = merged(reproducer="short-decode", unit="output_tokens")
+    assert tokens.cap == 10 * 32
+
+
+def test_the_bisect_command_takes_parameters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text("[load.parameters]\nrungs = 5\nfrom_tokens = 300\n")
+    words = ["bisect", "VLLM_MOE_DMA_STAGING=1,0", "--repro", "long-prefill", "--dry-run", "--json", "-f", str(file)]
+    assert invoke([*words, "--param", "rungs=3"]) == 0
+    spec = json.loads(capsys.readouterr().out)["campaign"]
+    assert spec["load"]["parameters"] == {"rungs": 3, "from_tokens": 300}
+    assert (spec["turns"], spec["load"]["max_tokens"]) == (8, 32)
+    assert invoke([*words, "--param", "rung=3"]) == 64
+    assert "'rungs' was meant?" in capsys.readouterr().out
+
+
+def test_a_short_decode_is_the_first_request_of_its_engine() -> None:
+    row = find_reproducer("short-decode")
+    assert row.order is not None
+    assert Order("tiny-moe", {}, []).canary
+    assert not row.order(row.options({}), Order("tiny-moe", {}, [])).canary
 
 
 @pytest.mark.parametrize(

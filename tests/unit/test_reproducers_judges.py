@@ -6,12 +6,15 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
+from soakrig.engine.embedded.tokenizer import Tokenizer
 from soakrig.record.manifest import Plan
 from soakrig.reproducers import amnesia, host_ram, kv_offload_shm
+from soakrig.reproducers.fresh import FIRST_GUESS, passage
 from soakrig.reproducers.logprobs import drift, same_first
 from soakrig.reproducers.reproducer import LoadOptions
 from soakrig.soak.agent.loop import AgentOptions
@@ -133,6 +136,24 @@ def test_drift_is_the_mean_over_the_tokens_of_either() -> None:
     assert not same_first(one, {"b": -0.2, "a": -5.0})
 
 
+# -- passages ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_token_has_the_same_characters_in_every_passage() -> None:
+    """What one passage measured tells how long another is: within a percent, where the shorter has 1,000 tokens."""
+    tokenizer = Tokenizer()
+    measured: dict[int, list[float]] = {}
+    for number in range(12):
+        for chars in (2500, 5000, 20_000):
+            text = passage(Random(number), chars)
+            assert abs(len(text) - chars) <= 1
+            measured.setdefault(chars, []).append(len(text) / len(tokenizer.encode(text)))
+    least, most = min(map(min, measured.values())), max(map(max, measured.values()))
+    assert least > FIRST_GUESS
+    assert most / least < 1.02
+    assert len({passage(Random(number), 900)[:24] for number in range(50)}) == 50, "no two begin alike"
+
+
 # -- host-ram ----------------------------------------------------------------------------------------------------------
 
 
@@ -161,6 +182,8 @@ def test_an_engine_without_books_is_measured_from_outside() -> None:
     assert (peak.value, peak.says) == (43.0, "fault")
     asked = LoadOptions(parameters={"asked_gib": 100.0})
     assert host_ram.judged(memory, asked, books(1, 1), 125.0)[1].value == 1.25
+    (gone,) = host_ram.judged(host_ram.HostMemory(), LoadOptions(), books(1, 1), 125.0)
+    assert gone.says == "unknown", "no process is not a small one"
     nothing = host_ram.judged(memory, LoadOptions(), Probe("m"), None)
     assert [one.says for one in nothing] == ["note", "unknown"]
 

@@ -7,11 +7,13 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from soakrig.cli.minimize import minimize
 from soakrig.cli.output import emit, emit_json
 from soakrig.reports.terminal import report_console
 from soakrig.reproducers.registry import REPRODUCERS, find_reproducer
 
-app = typer.Typer(no_args_is_help=True, help="List and explain the reproducers (named load shapes).")
+app = typer.Typer(no_args_is_help=True, help="List and explain the reproducers (named load shapes), and make new ones.")
+app.command("minimize")(minimize)
 
 
 @app.command("list")

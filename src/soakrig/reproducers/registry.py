@@ -15,6 +15,7 @@ from soakrig.reproducers.kv_offload_shm import KV_OFFLOAD_SHM
 from soakrig.reproducers.long_decode import LONG_DECODE
 from soakrig.reproducers.long_prefill import LONG_PREFILL
 from soakrig.reproducers.mixed_burst import MIXED_BURST
+from soakrig.reproducers.replay import REPLAY
 from soakrig.reproducers.reproducer import Reproducer
 from soakrig.reproducers.restart_prefix import RESTART_PREFIX
 from soakrig.reproducers.short_decode import SHORT_DECODE
@@ -45,8 +46,9 @@ REPRODUCERS: dict[str, Reproducer] = {
 
 
 def find_reproducer(name: str) -> Reproducer:
-    """The reproducer of that name. Raises ``UsageError`` with what was probably meant."""
-    found = REPRODUCERS.get(name)
+    """The reproducer of that name, or ``replay``, which is no row of the table: it has no load of its own. Raises
+    ``UsageError`` with what was probably meant."""
+    found = REPLAY if name == REPLAY.name else REPRODUCERS.get(name)
     if found is None:
         near = difflib.get_close_matches(name, REPRODUCERS, n=1, cutoff=0.5)
         raise UsageError(

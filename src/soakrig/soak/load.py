@@ -123,7 +123,7 @@ class Load:
         self._append(
             TurnSent(self.clock.time(), now, turn.conversation, turn.turn, turn.context_tokens, len(turn.body))
         )
-        reply = Reply(sent_at=now)
+        reply = Reply(sent_at=now, whole=turn.whole)
         self.current[turn.conversation] = (turn, reply)
         try:
             await self.client.send(turn.body, reply)

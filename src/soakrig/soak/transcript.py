@@ -56,7 +56,7 @@ class TranscriptConversation:
         estimate = self._measured.get(index) or int(len(body) / CHARS_PER_TOKEN)
         return Turn(
             self.number, self.turn, self.part, body, estimate, line.tools, line.head, line.messages, line.extra,
-            line.due_s,
+            line.due_s, line.whole,
         )  # fmt: skip
 
     def answered(self, reply: Reply, outcome: Outcome) -> None:
@@ -252,8 +252,9 @@ def _facts(path: Path, found: Transcript) -> dict[str, Any]:
 def _read_run(folder: Path) -> list[list[Line]]:
     conversations: dict[int, list[Line]] = {}
     for stored in read_requests(folder):
-        tools = tool_names(orjson.loads(stored.head + b"}").get("tools"))
-        line = Line(stored.head, stored.messages, stored.extra, tools, stored.due_s)
+        fields = orjson.loads(stored.head + b"}")
+        tools, whole = tool_names(fields.get("tools")), not fields.get("stream", False)
+        line = Line(stored.head, stored.messages, stored.extra, tools, stored.due_s, whole)
         conversations.setdefault(stored.conversation, []).append(line)
     return list(conversations.values())
 

@@ -13,14 +13,15 @@ from soakrig.soak.transcripts.request import Request, tool_names
 
 @dataclass(slots=True)
 class Line:
-    """The parts that a body is joined from. ``tools``: the names on offer, None where unknown. ``due_s``: as in
-    ``Turn``."""
+    """The parts that a body is joined from. ``tools``: the names on offer, None where unknown. ``due_s``, ``whole``: as
+    in ``Turn``."""
 
     head: bytes
     messages: Sequence[bytes]
     extra: dict[str, Any]
     tools: frozenset[str] | None
     due_s: float | None = None
+    whole: bool = False
 
     @property
     def body(self) -> bytes:

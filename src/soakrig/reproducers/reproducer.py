@@ -135,11 +135,15 @@ class Reproducer:
         if procedure is None:
             return None
 
-        def driven(stage: Stage) -> Awaitable[None]:
-            if control is not None:  # no wait of its lasts longer than the run
-                before = control.give_up
-                control.give_up = lambda: "the run has ended" if stage.over else before()
-            return procedure(Scene(stage, options, control))
+        async def driven(stage: Stage) -> None:
+            if control is None:
+                return await procedure(Scene(stage, options))
+            before = control.give_up
+            control.give_up = lambda: "the run has ended" if stage.over else before()  # no wait outlasts the run
+            try:
+                await procedure(Scene(stage, options, control))
+            finally:
+                control.give_up = before
 
         return driven
 

@@ -103,7 +103,7 @@ def test_two_thousand_turns_without_a_false_alarm(tmp_path: Path, name: str) -> 
     else:
         many = {"prompts": MANY[name] // 4} if name == "restart-prefix" else {"turns": MANY[name]}
         many = {"turns": MANY[name] // 2} if name == "wedge" else many
-        with embedded(tmp_path, flags=[*SMALL, "--max-model-len=1024", "--kv-tokens=4096"]) as control:
+        with embedded(tmp_path, flags=[*SMALL, "--max-model-len=1024", "--kv-tokens=8192"]) as control:
             result = soak_engine(tmp_path, name, control, parameters={**ENDING[name], **many}, seed=7)
     assert (result.verdict, result.outcomes) == ("pass", {"ok": MANY[name]}), result.reasons
     assert {one.says for one in result.findings} <= {"clean", "note"}

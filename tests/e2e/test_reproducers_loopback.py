@@ -20,12 +20,15 @@ class Model:
     """A server whose next token depends on the prompt alone, with the defects that a test asks for.
 
     ``forgets``: greets after a tool's result that has no reasoning before it. ``corrupts``: the next token after a
-    prompt that was seen before drifts. ``perplexity``: of every prompt. ``offers``: paths that it has.
+    prompt that was seen before drifts. ``perplexity``: of every prompt. ``offers``: paths that it has. ``cached``: what
+    it says came from its prefix cache for a prompt that was seen before, None where it does not say.
     """
 
     def __init__(
-        self, *, forgets: bool = False, corrupts: bool = False, perplexity: float = 20.0, offers: str = "all"
-    ) -> None:
+        self, *, forgets: bool = False, corrupts: bool = False, perplexity: float = 20.0, offers: str = "all",
+        cached: int | None = None,
+    ) -> None:  # fmt: skip
+        self.cached = cached
         self.forgets, self.corrupts, self.perplexity, self.offers = forgets, corrupts, perplexity, offers
         self.seen: set[str] = set()
 
@@ -59,6 +62,9 @@ class Model:
         prompt, fresh = body["prompt"], "prompt_logprobs" in body
         key = json.dumps(prompt)
         shift = 0.7 if self.corrupts and not fresh and key in self.seen else 0.0
+        usage: dict[str, Any] = {"prompt_tokens": 100, "completion_tokens": 1}
+        if self.cached is not None:
+            usage["prompt_tokens_details"] = {"cached_tokens": self.cached if key in self.seen and not fresh else 0}
         self.seen.add(key)
         bare = isinstance(prompt, list) and "reasoning_content" not in "".join(map(chr, prompt))
         amnesia = 0.033 if self.forgets and bare else 1e-6
@@ -67,7 +73,7 @@ class Model:
         if fresh:
             each = {"1": {"logprob": -math.log(self.perplexity), "rank": 1}}
             choice["prompt_logprobs"] = [None, *[each] * 30]
-        return {"choices": [choice], "usage": {"prompt_tokens": 100, "completion_tokens": 1}}
+        return {"choices": [choice], "usage": usage}
 
 
 AMNESIA = {"states": 4}
@@ -131,6 +137,19 @@ def test_a_sound_cache_is_clean_and_one_that_cannot_be_asked_is_unknown(tmp_path
     result = soak_loopback(tmp_path / "mute", "restart-prefix", mute.chat, mute.route, parameters=CACHED)
     assert (result.verdict, result.outcomes) == ("inconclusive", {"ok": 4})
     assert any("the drift of logprobs was not measured" in reason for reason in result.unknown)
+
+
+@pytest.mark.parametrize(
+    ("cached", "unknown"), [(0, "prefix-warm"), (40, "prefix-evicted"), (None, None)], ids=["off", "too large", "mute"]
+)
+def test_a_cache_that_was_not_tried_is_not_clean(tmp_path: Path, cached: int | None, unknown: str | None) -> None:
+    """No cache at all has nothing warm, and one that the filling did not empty has nothing evicted."""
+    model = Model(cached=cached)
+    parameters = {**CACHED, "evict": True, "cache_tokens": 300}
+    result = soak_loopback(tmp_path, "restart-prefix", model.chat, model.route, parameters=parameters)
+    assert [one.name for one in result.findings if one.says == "unknown"] == ([unknown] if unknown else [])
+    assert result.verdict == ("inconclusive" if unknown else "pass"), result.reasons
+    assert found(result, "prefix-drift-evicted").says == "clean"
 
 
 def test_an_eviction_without_a_known_cache_is_unknown(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from soakrig.bisect.arm_launch import ArmLaunch, ArmLauncher
 from soakrig.bisect.campaign_file import Campaign
 from soakrig.bisect.launch_result import LaunchResult, signature_of
 from soakrig.bisect.stop import Stop
+from soakrig.engine.keeper import Stat
+from soakrig.engine.launcher import EngineProcess
 from soakrig.reproducers.engine_control import EngineControl
 
 
@@ -181,7 +183,6 @@ def launched(
     launch = ArmLaunch(Campaign.from_json(said).check(), arm, 1, folder, "mark-of-a-test")
     ArmLauncher(read_cards=lambda visible: None).run(launch, told, Stop())
     (result,) = [what for name, what in told.heard if name == "ended"]
-    assert told.heard[-1] == ("gone", [])
     return result, told
 
 
@@ -201,6 +202,7 @@ def test_a_bisect_tells_the_arms_apart_by_a_row_s_own_fault(
     for arm in ("control", "VLLM_MOE_DMA_STAGING=0"):
         (tmp_path / arm).mkdir()
         result, told = launched(tmp_path / arm, settings, arm, reproducer=name, **campaign)
+        assert told.heard[-1] == ("gone", [])
         seen = [what.outcome for word, what in told.heard if word == "turn"]
         if arm == "control":
             assert (result.result, result.signature, result.exposure) == ("faulted", signature, float(turn)), result
@@ -214,6 +216,21 @@ def test_a_bisect_can_use_a_row_that_restarts_the_engine(tmp_path: Path) -> None
     result, told = launched(tmp_path, {}, reproducer="restart-prefix", load={"parameters": parameters})
     assert (result.result, result.exposure, result.reason) == ("clean", 3.0, "")
     assert sum(name == "started" for name, _ in told.heard) == 1
+    assert told.heard[-1] == ("gone", [])
     (run,) = (tmp_path / "runs").glob("0001-control")
     assert (run / "engine.log").exists()
     assert (run / "engine-2/engine.log").exists()
+
+
+def test_a_bisect_hears_of_what_a_row_could_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for a thread in D state, which there is no way to make here."""
+    whole = EngineProcess.stop
+
+    def stop(engine: EngineProcess, grace: float) -> list[Stat]:
+        return [*whole(engine, grace), Stat(77, "worker", "D", 1, 1, 1)]
+
+    monkeypatch.setattr(EngineProcess, "stop", stop)
+    parameters = {"prompts": 1, "prompt_tokens": 100, "evict": False}
+    result, told = launched(tmp_path, {}, reproducer="restart-prefix", load={"parameters": parameters})
+    assert (result.result, result.signature) == ("faulted", "finding left-behind")
+    assert told.heard[-1] == ("gone", ["process 77 (worker) in state D"]), "the host is wedged, and no launch follows"

@@ -245,7 +245,14 @@ RESTART_PREFIX = Reproducer(
     "minutes",
     clean_means="in these states these prompts gave the numbers of a fresh computation, within the bound that the "
     "report names; it is a bound on gross damage, not a proof of equality",
-    signature=("finding prefix-drift", "finding prompt-drift", "finding restart", "Xid", "engine death"),
+    signature=(
+        "finding prefix-drift",
+        "finding prompt-drift",
+        "finding restart",
+        "finding left-behind",
+        "Xid",
+        "engine death",
+    ),
     load=load,
     parameters=(PROMPTS, TOKENS, EVICT, CACHE, RESTART, DRIFT),
     uses=("seed", "max_tokens", "temperature", "context_limit"),

@@ -117,6 +117,12 @@ def test_more_clean_work_never_brings_a_lost_load_back(faults: int, turns: float
     assert demand.clean_until(reference, Seen(faults, turns)) >= 1
 
 
+def test_the_check_at_the_end_gets_launches_that_can_tell() -> None:
+    kept = Seen(4, 12.0)
+    assert Demand().state(REFERENCE, kept) == "kept"
+    assert Demand().clean_until(REFERENCE, kept) > 60
+
+
 def test_turns_until() -> None:
     assert turns_until(1 / 6) == 17
     assert turns_until(1.0) == 1

@@ -61,18 +61,20 @@ class Demand:
         return "kept" if seen.faults >= max(LEAST_FAULTS, 0.6 * self.useful * expected) else "lost"
 
     def clean_until(self, reference: Seen, seen: Seen) -> int:
-        """Turns more without a fault after which the load is not open any more; at least 1."""
+        """Turns more without a fault after which a load that is open is decided, and one that is kept is lost; at
+        least 1."""
+        undecided = ("open", "kept") if self.state(reference, seen) == "kept" else ("open",)
 
-        def open_after(turns: int) -> bool:
-            return self.state(reference, Seen(seen.faults, seen.exposure + turns)) == "open"
+        def undecided_after(turns: int) -> bool:
+            return self.state(reference, Seen(seen.faults, seen.exposure + turns)) in undecided
 
         high = 1
-        while open_after(high):
+        while undecided_after(high):
             high *= 2
         low = high // 2
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if open_after(middle) else (low, middle)
+            low, high = (middle, high) if undecided_after(middle) else (low, middle)
         return high
 
 

@@ -95,7 +95,7 @@ class CampaignSession:
         with ExitStack() as stack:
             stack.callback(executor.close)
             stack.enter_context(self._view)
-            asked = stack.enter_context(_signals())
+            asked = stack.enter_context(ending_signals())
             folder = self.journal.folder
             loop = CampaignLoop(
                 self.journal, self.campaign, executor, self.stop, changed=self._changed,
@@ -190,7 +190,7 @@ def _message(result: CampaignResult) -> str:
 
 
 @contextlib.contextmanager
-def _signals() -> Generator[queue.SimpleQueue[str]]:
+def ending_signals() -> Generator[queue.SimpleQueue[str]]:
     """The signals that end a process, by name as they come; one that is ignored (nohup) stays so. A handler only puts
     the name into the queue, which is safe in a handler (queue.SimpleQueue is reentrant)."""
     names = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}

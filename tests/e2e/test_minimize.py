@@ -112,6 +112,9 @@ def test_killed_interrupted_and_taken_up_again(faulted: Path, running: Minimize)
     running.begin(faulted, *set_plant(often))
     running.wait("a launch that is over", lambda: any(run.state == "settled" for run in running.launches()))
     running.wait("turns of the next", lambda: running.launches()[-1].state == "probing")
+    other = [sys.executable, "-m", "soakrig", "repro", "minimize", str(running.folder.parent)]
+    beside = subprocess.run(other, capture_output=True, text=True, timeout=60)
+    assert (beside.returncode, "by another process" in beside.stderr) == (3, True), beside.stderr
     running.kill()
     first = {run.id: run for run in running.launches() if run.state == "settled"}
     running.go_on()

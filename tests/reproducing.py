@@ -97,11 +97,19 @@ async def soak_row(
     turns: int | None = None,
     parameters: dict[str, Any] | None = None,
     observer: Callable[[Event, Judge], None] = lambda event, judge: None,
+    ctrl_c_after: float | None = None,
     **given: Any,
 ) -> Result:
-    """The row's result, which the events alone have to give again."""
+    """The row's result, which the events alone have to give again. ``ctrl_c_after``: seconds from the moment at which
+    the load ends its engine."""
     spec = row_spec(folder, name, control, turns=turns, parameters=parameters or {}, **given)
-    run = SoakRun(spec, target, RealClock(), observer)
+
+    def observed(event: Event, judge: Judge) -> None:
+        observer(event, judge)
+        if ctrl_c_after is not None and event.kind == "switch" and event.action == "ended":
+            asyncio.get_running_loop().call_later(ctrl_c_after, run.interrupt)
+
+    run = SoakRun(spec, target, RealClock(), observed)
     result = await run.run()
     if run.error is not None:
         raise run.error

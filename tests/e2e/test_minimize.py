@@ -112,6 +112,9 @@ def test_killed_interrupted_and_taken_up_again(faulted: Path, running: Minimize)
     running.begin(faulted, *set_plant(often))
     running.wait("a launch that is over", lambda: any(run.state == "settled" for run in running.launches()))
     running.wait("turns of the next", lambda: running.launches()[-1].state == "probing")
+    other = [sys.executable, "-m", "soakrig", "repro", "minimize", str(running.folder.parent)]
+    beside = subprocess.run(other, capture_output=True, text=True, timeout=60)
+    assert (beside.returncode, "by another process" in beside.stderr) == (3, True), beside.stderr
     running.kill()
     first = {run.id: run for run in running.launches() if run.state == "settled"}
     running.go_on()
@@ -168,16 +171,28 @@ def run_script(path: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-I", str(path), *words], capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.parametrize("action", ["error_frame", "exit", "cut", "empty_200", "hang"])
-def test_the_script_finds_the_fault(tmp_path: Path, action: str) -> None:
-    stream, whole = request(2, 2, max_tokens=24), request(2, 2, max_tokens=24, stream=False, stream_options=None)
-    path = script(tmp_path, [stream, whole], [whole, stream])
+@pytest.mark.parametrize(
+    ("action", "stream", "says"),
+    [
+        ("error_frame", True, "error_frame: "),
+        ("error_frame", False, "http_error: status 500"),
+        ("exit", True, "error_frame: "),
+        ("cut", True, "truncated: "),
+        ("empty_200", False, "empty_200: "),
+        ("hang", True, "hung: "),
+    ],
+)
+def test_the_script_finds_the_fault(tmp_path: Path, action: str, stream: bool, says: str) -> None:
+    fields = {} if stream else {"stream": False, "stream_options": None}
+    one = request(2, 2, max_tokens=24, **fields)
+    path = script(tmp_path, [one], [one, one])
     order = Order("embedded", {"SOAKRIG_PLANT": json.dumps({"action": action, "after": 2})}, FLAGS)
     with launch_bundled(order, tmp_path) as engine:
         done = run_script(path, engine.base_url, "--stall", "2", "--kernel-log", "/dev/null")
     assert done.returncode == 1, done.stderr
     assert done.stdout.startswith("FAULT at turn "), done.stdout
-    assert "turn error_frame" in done.stdout
+    assert says in done.stdout
+    assert "looked for: turn error_frame" in done.stdout
 
 
 def test_the_script_on_a_healthy_engine_and_on_none(tmp_path: Path) -> None:

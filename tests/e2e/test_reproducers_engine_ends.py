@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,17 @@ def test_a_worker_that_outlives_its_server_is_named(tmp_path: Path) -> None:
     assert [one.name for one in result.findings] == ["survivors-kill", "shm-kill", "vram-kill"], "it was ended then"
     assert result.engine.alive is True
     assert result.outcomes == {"ok": 1}, "streams under way at the kill are no turns"
+
+
+def test_ctrl_c_ends_the_wait_for_what_outlives_its_server(tmp_path: Path) -> None:
+    with leaving(tmp_path, "child") as control:
+        parameters = {**WEDGED, "ways": "kill", "patience": 60.0}
+        began = time.monotonic()
+        result = soak_engine(tmp_path, "wedge", control, parameters=parameters, ctrl_c_after=2.0)
+        assert time.monotonic() - began < 50
+    assert (result.verdict, result.ended) == ("inconclusive", "interrupted")
+    left = found(result, "survivors-kill")
+    assert (left.says, "1 processes are still there" in left.text) == ("unknown", True)
 
 
 def test_shared_memory_that_somebody_holds_is_named(tmp_path: Path) -> None:
@@ -224,6 +236,7 @@ def test_a_quiet_time_is_never_a_pass(tmp_path: Path) -> None:
     assert result.exposure.busy_seconds == 0.0
     assert result.hazard.upper_95 is None
     assert (found(result, "idle").value or 0) >= 0.3
+    assert found(result, "idle").says == "unknown"
     assert any("exposure not reached" in reason for reason in result.reasons)
 
 

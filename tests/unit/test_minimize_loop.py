@@ -14,7 +14,7 @@ import pytest
 from builders import T0, done, manifest
 from minimize_world import SIGNATURE, Hazard, WorldExecutor, floor, material, no_start
 from soakrig.bisect.campaign import ENDED, End
-from soakrig.bisect.campaign_file import read_campaign
+from soakrig.bisect.campaign_file import Campaign, read_campaign
 from soakrig.bisect.journal import Journal
 from soakrig.bisect.journal_rows import Turn
 from soakrig.bisect.launch_result import LaunchResult
@@ -181,6 +181,13 @@ def test_a_run_that_does_not_fault_again(tmp_path: Path) -> None:
     assert "no fault in" in result["why"]
 
 
+def test_a_run_whose_load_meets_another_fault_each_time(tmp_path: Path) -> None:
+    """A server that knows no such model, say: not 200 launches of that."""
+    _, result, executor = finish(tmp_path, outcome=lambda shape, number: LaunchResult("faulted", 1, "turn http_error"))
+    assert len(executor.shapes) == 3
+    assert (result["state"], result["why"]) == ("not_again", "gives another fault: turn http_error")
+
+
 def test_no_room_ends_it_before_a_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, journal = start(tmp_path)
 
@@ -268,6 +275,10 @@ def test_what_is_left_for_people(tmp_path: Path) -> None:
 def test_a_bisect_s_folder_is_no_minimisation(tmp_path: Path) -> None:
     with Journal.create(tmp_path, {"format": 1}) as journal, pytest.raises(RecordError, match="no minimisation"):
         reopen(journal)
+    _, journal = start(tmp_path / "other")
+    journal.close()
+    with pytest.raises(UsageError, match="not a campaign"):
+        Campaign.from_json(journal.campaign)
 
 
 def test_a_hunt_refuses_what_a_campaign_refuses() -> None:

@@ -298,6 +298,10 @@ class Campaign(BaseModel):
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Read what ``to_json`` gave. Raises ``UsageError``."""
+        if "minimize" in data:
+            raise UsageError(
+                "that is a minimisation, not a campaign", remedy="`soak repro minimize DIR` goes on with it."
+            )
         return cls._read(data, "the campaign")
 
     @classmethod

@@ -31,7 +31,7 @@ from soakrig.cli.campaign_session import ending_signals, preflight
 from soakrig.cli.output import emit_json
 from soakrig.engine.bundled import BUNDLED
 from soakrig.engine.environment import parse_settings
-from soakrig.errors import StoreError, UsageError
+from soakrig.errors import PreflightRefusedError, StoreError, UsageError
 from soakrig.record.duration import parse_duration
 from soakrig.record.store import RunReader, new_run_id, write_private
 from soakrig.reports.terminal import report_console
@@ -85,7 +85,13 @@ def minimize(
             run, useful=useful, error=error, engine=engine, model=model, set=set_, arg=arg, kernel_log=kernel_log,
             start_timeout=start_timeout,
         )  # fmt: skip
-        with Journal.resume(run / SEARCH) as journal:
+        try:
+            journal = Journal.resume(run / SEARCH)
+        except PreflightRefusedError as held:
+            raise PreflightRefusedError(
+                f"the minimisation in {run} is run by another process", remedy="Wait for it, or end it with Ctrl-C."
+            ) from held
+        with journal:
             made = reopen(journal)
             preflight(made.hunt, fresh=False)
             if seconds is not None:

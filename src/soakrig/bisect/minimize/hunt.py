@@ -82,13 +82,18 @@ def hunt_for(
     changed = {one.partition("=")[0] for one in flags}
     return Hunt(
         engine=engine or str(was.get("bundled", EMBEDDED)),
-        model=model if model is not None else str(was.get("model", "")) if same else "",
+        model=_absolute(model if model is not None else str(was.get("model", "")) if same else ""),
         reproducer=REPLAY.name,
         limits=Limits(start=start, stall=manifest.stall_timeout_s),
         turns=MOST_TURNS,
         budget=budget,
         signature=signature,
-        kernel_log=kernel_log if kernel_log is not None else manifest.kernel_log,
+        kernel_log=_absolute(kernel_log if kernel_log is not None else manifest.kernel_log),
         settings=kept,
         flags=[*(one for one in args if one.partition("=")[0] not in changed), *flags],
     ).check()
+
+
+def _absolute(name: str) -> str:
+    """A path that is there, as it is known from any folder: somebody may go on from elsewhere. Anything else stays."""
+    return str(Path(name).resolve()) if name and Path(name).exists() else name

@@ -52,7 +52,7 @@ def loads_seen(journal: Journal, material: Material, whole: Shape) -> Loads:
     refused = {
         shape: f"gives another fault: {Counter(names).most_common(1)[0][0]}"
         for shape, names in others.items()
-        if len(names) >= OTHERS and shape != whole and not faults[shape]
+        if len(names) >= OTHERS and not faults[shape]
     }
     return Loads(seen, refused)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -88,6 +87,6 @@ def _load(journal: Journal, shape: Shape, seen: Mapping[Shape, Seen]) -> dict[st
                     "kind": "measured" if measured is not None else "derived"},
         "faults": counted.faults,
         "turns": counted.exposure,
-        "hazard": {"low": low, "estimate": estimate, "high": high if math.isfinite(high) else None, "unit": "turn",
+        "hazard": {"low": low, "estimate": estimate, "high": min(high, 1.0), "unit": "turn",
                    "kind": "measured"} if counted.exposure else None,
     }  # fmt: skip

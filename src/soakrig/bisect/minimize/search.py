@@ -79,7 +79,8 @@ class Search:
             if not self._measure(
                 self.whole, "how often the run's own load faults", max(GIVE_UP * self.turns, GIVE_UP_AT)
             ):
-                path.what, path.why = "not again", f"no fault in {self.seen(self.whole).exposure:g} turns of its load"
+                turns = f"no fault in {self.seen(self.whole).exposure:g} turns of its load"
+                path.what, path.why = "not again", self.refused(self.whole) or turns
                 return path
             for axis in STRUCTURE:
                 self._shrink(path, axis)
@@ -98,6 +99,8 @@ class Search:
         seen = self.seen(shape)
         if seen.faults >= FAULTS:
             return True
+        if self.refused(shape):
+            return False
         if not seen.faults and seen.exposure >= give_up:
             return False
         cap = max(20, 4 * self.turns)

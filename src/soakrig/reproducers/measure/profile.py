@@ -19,8 +19,6 @@ from soakrig.soak.client import ChatClient, Timeouts
 from soakrig.soak.probe import probe
 
 PROMPT_WORDS = 24
-STOP_S = 600.0
-"""Most seconds for writing the traces out."""
 HOW = "--profiler-config.profiler=torch --profiler-config.torch_profiler_dir=DIR"
 
 
@@ -69,7 +67,7 @@ async def _profiled(client: ChatClient, tokens: int) -> dict[str, Any]:
         shape = TurnShape(PROMPT_WORDS, tokens, extended=bool(probed.settings or probed.version))
         await one_turn(client, probed.model, shape, "warm-up")
         for path in ("/start_profile", "/stop_profile"):
-            reply = await client.post(path, {}, timeout=STOP_S)
+            reply = await client.post(path, {})
             if reply is None or reply.status_code != 200:
                 said = "no answer" if reply is None else f"status {reply.status_code}"
                 raise PreflightRefusedError(

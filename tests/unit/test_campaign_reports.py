@@ -15,8 +15,9 @@ from rich.cells import cell_len
 from campaign_golden import GOLDEN, renderings, terminal
 from campaign_results import HOSTILE, XID, arm, campaign, hostile, launch, not_in_list, running, single, span
 from soakrig.record.campaign import CampaignResult
-from soakrig.reports.campaign_page import MOST_LAUNCHES, campaign_html, campaign_markdown, cell, prose
+from soakrig.reports.campaign_page import MOST_LAUNCHES, campaign_html, campaign_markdown
 from soakrig.reports.campaign_text import UNITS, arm_row, began, inert, launch_line, short_names, void_groups
+from soakrig.reports.pages import cell, prose
 from soakrig.reports.terminal import WIDTH
 
 MAKERS = (single, not_in_list, running)

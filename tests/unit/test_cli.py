@@ -263,11 +263,12 @@ def test_rejudge_replaces_a_result_that_does_not_follow_from_the_events(
     assert json.loads(capsys.readouterr().out) == honest == json.loads((folder / "result.json").read_text())
 
 
-def test_a_damaged_result_names_the_way_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_result_that_was_cut_is_derived_again_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = stored(tmp_path, *CLEAN)
     (folder / "result.json").write_text('{"verdict": "pa')
-    assert invoke(["report", "--runs-dir", str(tmp_path)]) == 64
-    assert "--rejudge" in capsys.readouterr().err
+    assert invoke(["report", "--runs-dir", str(tmp_path)]) == 0
+    assert "--rejudge" in capsys.readouterr().out
+    assert (folder / "result.json").read_text() == '{"verdict": "pa', "only --rejudge replaces it"
 
 
 def test_a_bug_of_ours_is_70(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from soakrig.engine.bundled import EMBEDDED, TINY, VLLM
-from soakrig.engine.checkpoint import read_checkpoint
+from soakrig.engine.checkpoint import own_words
 from soakrig.engine.launch_values import LaunchValues, check_condition, flag_value, holds
 from soakrig.engine.registry import aliases, left_out, load_registry, order_for, render, user_file
 from soakrig.engine.registry_entry import Entry
@@ -233,11 +233,12 @@ def test_what_the_checkpoint_says_of_itself(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "model-1.safetensors").write_bytes(b"x" * 100)
     entry = shipped()["glm53"].model_copy(update={"checkpoint": str(tmp_path)})
-    found = read_checkpoint(entry, "/home/o")
-    assert (found.max_positions, found.experts, found.top_k, found.layers) == (1048576, 288, 8, 45)
-    assert (found.quantisation, found.dtype, found.weight_bytes) == ("NVFP4", "bfloat16", 100)
+    found = own_words(entry, "/home/o")
+    config = found.config
+    assert (config.max_positions, config.experts, config.top_k, config.layers) == (1048576, 288, 8, 45)
+    assert (config.quantisation, config.dtype, found.weight_bytes) == ("NVFP4", "bfloat16", 100)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UsageError, match="cannot be read as JSON"):
-        read_checkpoint(entry, "/home/o")
-    assert read_checkpoint(shipped()["embedded"], "/").experts == 32
-    assert read_checkpoint(shipped()["tiny-moe"], "/").max_positions == 32768
+        own_words(entry, "/home/o")
+    assert own_words(shipped()["embedded"], "/").config.experts == 32
+    assert own_words(shipped()["tiny-moe"], "/").config.max_positions == 32768

@@ -57,6 +57,7 @@ from pydantic_core import ErrorDetails
 
 from soakrig.bisect.arms import PlannedArm, plan_arms
 from soakrig.bisect.launch_result import Unit, turn_signature
+from soakrig.bisect.registry_engine import write_out
 from soakrig.bisect.variables import Variable, check_settings, check_variables, flag_key
 from soakrig.bisect.verdicts import Rule
 from soakrig.clock import RealClock
@@ -143,8 +144,9 @@ class Campaign(BaseModel):
 
     ``turns``: cap of a launch, per conversation. ``budget``: seconds. ``confidence``: that no arm is wrongly cleared.
     ``at_least``: the factor that CLEARED has to show. ``signature``: the fault that is looked for, None for the
-    control's commonest. ``settings``, ``flags``: fixed in every arm. ``variables``: name -> values, the control's
-    first, None for unset.
+    control's commonest. ``registry``: the model of the registry that ``engine``, ``model``, ``python``,
+    ``own_offload``, ``settings`` and ``flags`` were written out of. ``settings``, ``flags``: fixed in every arm.
+    ``variables``: name -> values, the control's first, None for unset.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -152,6 +154,9 @@ class Campaign(BaseModel):
     format: Literal[1] = 1
     engine: str = EMBEDDED
     model: str = ""
+    registry: str = ""
+    python: str = ""
+    own_offload: bool = False
     reproducer: str = AGENT_LOOP.name
     load: Load = Load()
     limits: Limits = Limits()
@@ -210,7 +215,10 @@ class Campaign(BaseModel):
     def order(self, arm: PlannedArm, *, caller: Mapping[str, str] | None = None, mark: str = "") -> Order:
         """What to launch for an arm, from the environment of ``caller`` (None: this process's)."""
         environment = arm.environment(os.environ if caller is None else caller)
-        return Order(self.engine, arm.settings, arm.flags, self.model, self.port, self.limits.start, environment, mark)
+        return Order(
+            self.engine, arm.settings, arm.flags, self.model, self.port, self.limits.start, environment, mark,
+            self.python, self.own_offload, self.registry,
+        )  # fmt: skip
 
     def check(self) -> Self:
         """Itself, after everything that can be known before a launch was looked at. Raises ``UsageError``: no engine,
@@ -220,10 +228,11 @@ class Campaign(BaseModel):
         tool_definitions(self.load.tools)
         for arm in self.arms:
             self.order(arm)
-        check_variables(self.engine, self.parsed)
+        known = "" if self.own_offload else self.engine  # such a build has variables of its own
+        check_variables(known, self.parsed)
         for arm in self.arms:
             try:
-                check_settings(self.engine, arm.settings, arm.flags)
+                check_settings(known, arm.settings, arm.flags)
             except UsageError as error:
                 raise UsageError(f"arm {arm.name}: {error.message}", remedy=error.remedy) from error
         return self
@@ -295,7 +304,7 @@ def merge_campaign(
     data = base.to_json()
     said = {name: value for name, value in given.items() if value is not None}
     if said.get("engine", base.engine) != base.engine:
-        data["model"] = ""
+        data |= {"model": "", "python": "", "own_offload": False}
     data |= said
     data["load"] |= {name: value for name, value in (load or {}).items() if value is not None}
     data["limits"] |= {name: value for name, value in (limits or {}).items() if value is not None}
@@ -304,6 +313,7 @@ def merge_campaign(
     data["flags"] = [flag for flag in base.flags if flag_key(flag) not in replaced] + list(flags)
     data["variables"] = _merged(base.parsed, variables)
     data["pairs"] += [list(pair) for pair in pairs]
+    data = write_out(data, [*base.parsed, *variables])
     return Campaign._read(data, "the command line").check()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 

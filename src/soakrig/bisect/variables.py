@@ -22,6 +22,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from soakrig.engine import launch_values
 from soakrig.engine.bundled import BUNDLED, EMBEDDED
 from soakrig.engine.embedded.flags import parse_flags
 from soakrig.engine.embedded.settings import VARIABLES as EMBEDDED_VARIABLES
@@ -109,7 +110,7 @@ class Variable:
 
 def flag_key(flag: str) -> str:
     """What a flag sets: ``--no-enable_x=1`` and ``--enable-x`` are one, as they are to vLLM."""
-    return "--" + flag.partition("=")[0].lstrip("-").replace("_", "-").removeprefix("no-")
+    return f"--{launch_values.flag_key(flag)}"
 
 
 def write_value(value: Value) -> str:

@@ -19,8 +19,9 @@ from soakrig.bisect.price import Pace
 from soakrig.bisect.resume_unit import install_unit
 from soakrig.bisect.variables import ARG, parse_variables
 from soakrig.cli.campaign_plan import campaign_plan, print_plan
-from soakrig.cli.campaign_session import CampaignSession, make_executor, preflight, unit_installed, write_page
-from soakrig.cli.output import emit, emit_json
+from soakrig.cli.campaign_session import CampaignSession, make_executor, preflight, unit_installed
+from soakrig.cli.engine_choice import check_registry_machine
+from soakrig.cli.output import emit, emit_json, write_page
 from soakrig.engine.bundled import BUNDLED, EMBEDDED
 from soakrig.engine.environment import parse_settings
 from soakrig.errors import StoreError, UsageError
@@ -86,8 +87,8 @@ def start(
                                  rich_help_panel=CAMPAIGN),
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(help=f"Engine to launch: {', '.join(BUNDLED)} (default: {EMBEDDED}).",
-                                 rich_help_panel=ENGINE),
+        str | None, typer.Option(help=f"Engine to launch: {', '.join(BUNDLED)} (default: {EMBEDDED}), or a model of "
+                                 "the registry.", rich_help_panel=ENGINE),
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="With --engine vllm: the checkpoint's folder.", rich_help_panel=ENGINE)
@@ -221,6 +222,7 @@ def start(
         else:
             print_plan(report_console(), plan)
         return
+    check_registry_machine(campaign.registry, campaign.settings, report_console(stderr=True))
     preflight(campaign, fresh=True)
     folder = runs_dir / new_run_id("bisect")
     with Journal.create(folder, campaign.to_json()) as journal:

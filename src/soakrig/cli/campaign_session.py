@@ -23,7 +23,7 @@ from soakrig.bisect.resume_unit import UNITS, unit_name
 from soakrig.bisect.stop import Stop
 from soakrig.clock import RealClock
 from soakrig.engine.ports import refuse_if_taken
-from soakrig.errors import PreflightRefusedError, StoreError, UsageError, WatcherError
+from soakrig.errors import PreflightRefusedError, StoreError, WatcherError
 from soakrig.record.campaign import CAMPAIGN_RESULT, CampaignResult
 from soakrig.record.store import write_private
 from soakrig.reports.campaign_live import CampaignView
@@ -181,14 +181,6 @@ def _reboot(folder: Path) -> None:
     if not unit_installed(folder):
         raise PreflightRefusedError("nothing would take the campaign up", remedy=f"soak bisect install-resume {folder}")
     reboot_host()
-
-
-def write_page(path: Path, text: str) -> None:
-    """A report where the user wants it. Raises ``UsageError``."""
-    try:
-        path.write_text(text, "utf-8")
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror or error}", remedy="Give another path.") from error
 
 
 def _message(result: CampaignResult) -> str:

@@ -10,13 +10,13 @@ import typer
 
 from soakrig.bisect.journal import JOURNAL
 from soakrig.cli.bisect import find_campaign, show
-from soakrig.cli.output import emit_json
+from soakrig.cli.output import emit_json, write_page
 from soakrig.errors import UsageError
-from soakrig.record.judge import Judge
-from soakrig.record.result import Result
 from soakrig.record.store import RESULT, RunReader, find_run, write_private
 from soakrig.record.table import turns_table
-from soakrig.reports.series import Series
+from soakrig.reports.junit import junit_xml
+from soakrig.reports.run_page import run_html, run_markdown
+from soakrig.reports.run_view import RunView, read_run
 from soakrig.reports.terminal import print_report, report_console
 
 
@@ -28,62 +28,92 @@ def report(
     rejudge: Annotated[
         bool, typer.Option("--rejudge", help="Derive the verdict again from the events and replace result.json.")
     ] = False,
-    csv: Annotated[
-        Path | None, typer.Option("--csv", help="Also write one row a turn to this file, for a spreadsheet or pandas.")
-    ] = None,
     html: Annotated[
-        Path | None, typer.Option("--html", help="Of a campaign: write the report as one HTML file.")
+        Path | None, typer.Option("--html", help="Write the report as one HTML file that needs no network.")
     ] = None,
-    md: Annotated[Path | None, typer.Option("--md", help="Of a campaign: write the report as Markdown.")] = None,
+    md: Annotated[Path | None, typer.Option("--md", help="Write it as Markdown, for a pull request or a chat.")] = None,
+    against: Annotated[
+        str | None, typer.Option(help="In --html and --md of a run: what is set otherwise than in this run.")
+    ] = None,
+    junit: Annotated[
+        Path | None, typer.Option(help="Write JUnit XML for CI: verdict, gates, faults, bad turns.")
+    ] = None,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", help="Write one row a turn to this file, for a spreadsheet or pandas.")
+    ] = None,
+    parquet: Annotated[
+        Path | None, typer.Option(help="The same rows as parquet (needs pyarrow: pip install 'soakrig[parquet]').")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print result.json's object on standard output.")] = False,
 ) -> None:
-    """Print the report of a run or a campaign; exits with its code. A run cut off is judged from its events."""
+    """Print the report of a run or a campaign, write it as files; exits with its code. A run cut off is judged from its
+    events, and the report says what is missing.
+
+    \b
+    Examples:
+      soak report                                    the newest run
+      soak report --html run.html --md run.md
+      soak report 20261130-02 --html run.html --against 20261129-23
+      soak report latest --junit soak.xml            for CI
+    """
     campaign = find_campaign(run, runs_dir) if run != "latest" else None
     if campaign is not None and (campaign / JOURNAL).exists():
-        if rejudge or csv is not None:
-            raise UsageError("--rejudge and --csv are for a run, and this is a campaign", remedy="Leave them out.")
+        given = {"--rejudge": rejudge, "--csv": csv, "--parquet": parquet, "--junit": junit, "--against": against}
+        if named := [name for name, value in given.items() if value]:
+            raise UsageError(f"{named[0]} is for a run, and this is a campaign", remedy="Leave it out.")
         show(campaign, html=html, md=md, as_json=as_json)
-    if html is not None or md is not None:
-        raise UsageError(
-            "--html and --md are for a campaign in this version", remedy="--json or --csv give a run's figures."
-        )
-    reader = RunReader(find_run(runs_dir, run))
-    judge, series = Judge(reader.manifest), Series()
-    for event in reader.events():
-        judge.feed(event)
-        series.feed(event)
-    stored = None if rejudge else reader.stored_result()
-    result: Result = judge.result() if stored is None else stored
+    folder = find_run(runs_dir, run)
+    if against is not None and html is None and md is None:
+        raise UsageError("--against is for --html and --md", remedy="`soak compare A B` compares two runs.")
+    view = read_run(folder, rejudge=rejudge)
+    other = read_run(find_run(runs_dir, against)) if against is not None else None
     if rejudge:
-        _replace(reader, result)
-    if csv is not None:
-        _write_csv(reader, csv)
+        _replace(folder, view)
+    if html is not None:
+        write_page(html, run_html(view, other), "--html")
+    if md is not None:
+        write_page(md, run_markdown(view, other), "--md")
+    if junit is not None:
+        write_page(junit, junit_xml(view.result, view.wall_s).decode(), "--junit")
+    if csv is not None or parquet is not None:
+        _write_tables(folder, csv, parquet)
     if as_json:
-        emit_json(result.to_json())
+        emit_json(view.result.to_json())
     else:
         console = report_console()
-        if stored is None and not rejudge:
-            what = "goes on" if reader.running() else "was cut off: it left no result.json"
+        if not view.stored and not rejudge:
+            what = "goes on" if view.running else "was cut off: it left no result.json that can be read"
             console.print(f"This run {what}; judged from the events so far.\n", style="yellow")
-        print_report(console, result, series, reader.folder, resend=reader.manifest.resend_from)
-    raise typer.Exit(result.exit_code)
+        for text in view.missing:
+            console.print(f"missing: {text}", style="yellow", markup=False)
+        print_report(console, view.result, view.series, folder, resend=view.manifest.resend_from)
+    raise typer.Exit(view.result.exit_code)
 
 
-def _replace(reader: RunReader, result: Result) -> None:
+def _replace(folder: Path, view: RunView) -> None:
     """Write the verdict that was derived again; a run that still goes on writes its own."""
-    if reader.running():
+    if view.running:
         return
-    data = orjson.dumps(result.to_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    data = orjson.dumps(view.result.to_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
     try:
-        write_private(reader.folder / RESULT, data)
+        write_private(folder / RESULT, data)
     except OSError as error:
         report_console(stderr=True).print(
-            f"soak: {reader.folder / RESULT} was not replaced: {error.strerror or error}", markup=False
+            f"soak: {folder / RESULT} was not replaced: {error.strerror or error}", markup=False
         )
 
 
-def _write_csv(reader: RunReader, path: Path) -> None:
+def _write_tables(folder: Path, csv: Path | None, parquet: Path | None) -> None:
+    table = turns_table(RunReader(folder).events())
     try:
-        turns_table(reader.events()).to_csv(path, index=False)
+        if csv is not None:
+            table.to_csv(csv, index=False)
+        if parquet is not None:
+            table.to_parquet(parquet, index=False)
+    except ImportError as error:
+        raise UsageError("--parquet needs pyarrow", remedy="pip install 'soakrig[parquet]', or use --csv.") from error
     except OSError as error:
-        raise UsageError(f"--csv {path} cannot be written: {error.strerror or error}") from error
+        path, option = (csv, "--csv") if parquet is None else (parquet, "--parquet")
+        raise UsageError(
+            f"{option} {path} cannot be written: {error.strerror or error}", remedy="Give another path."
+        ) from error

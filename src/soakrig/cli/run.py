@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, cast
 import typer
 from rich.console import Console
 
+from soakrig.cli.engine_choice import engine_order
 from soakrig.cli.output import emit_json
 from soakrig.cli.starting import Starting
 from soakrig.clock import RealClock
@@ -55,7 +56,8 @@ def run(
     ] = "agent-loop",
     engine: Annotated[
         str | None,
-        typer.Option(help=f"Bundled engine to start and stop: {', '.join(BUNDLED)} (default: {EMBEDDED}).",
+        typer.Option(help=f"Engine to start and stop: {', '.join(BUNDLED)} (default: {EMBEDDED}), or a model of the "
+                          "registry (`soak engine list`).",
                      rich_help_panel=ENGINE),
     ] = None,
     url: Annotated[
@@ -162,6 +164,7 @@ def run(
       soak run --turns 600 --gate 'ttft_p99 < 20s'
       soak run --engine tiny-moe            vLLM with a tiny model made on the spot
       soak run --engine vllm --model ~/models/Qwen3-30B-A3B --arg=--max-model-len=32768
+      soak run --engine glm53               a model of the registry, after its preflights
       soak run --url http://127.0.0.1:8000 --pid 4242 --for 8h
       soak run --set VLLM_MOE_DMA_STAGING=0 --arg=--max-num-seqs=1
       soak run --transcript runs/latest     send a run again, byte for byte
@@ -170,6 +173,7 @@ def run(
 
     Ctrl-C once ends after the turns in flight and still judges; twice ends at once.
     """
+    notes = report_console(stderr=True)
     settings = parse_settings(set_ or [])
     KernelLogWatcher(kernel_log, RealClock())  # refuses an impossible choice before anything is started
     if url is not None:
@@ -184,7 +188,7 @@ def run(
         order = None
     else:
         _refuse("without --url", pid=pid, engine_log=engine_log, api_key_env=api_key_env)
-        order = Order(engine or EMBEDDED, settings, arg or [], model, port, start_timeout)
+        order = engine_order(engine or EMBEDDED, settings, arg or [], model, port, start_timeout, notes)
     if transcript is not None:
         usual = LoadOptions()
         _refuse(
@@ -246,7 +250,6 @@ def run(
         runs_dir=runs_dir,
         run_id=new_run_id(name),
     )
-    notes = report_console(stderr=True)
     view = LiveView(notes)
     with ExitStack() as stack:
         if order is not None:
@@ -322,6 +325,8 @@ def _recorded(order: Order) -> dict[str, Any]:
     kept: dict[str, Any] = {"set": redact_settings(order.settings), "args": redact_flags(order.flags)}
     if order.name != EMBEDDED:
         kept |= {"bundled": order.name, "model": order.model}
+    if order.registry:
+        kept["registry"] = order.registry
     return kept
 
 

@@ -30,7 +30,8 @@ class Order:
     """An engine to start: one of ``BUNDLED``. ``model``: a checkpoint's folder, for vllm alone. ``port``: 0 takes a
     free one. ``start_s``: how long the start may take, None for the engine's own default. ``caller``: the environment
     to take the caller's variables from, None for this process's. ``mark``: of its processes, made up where empty.
-    ``python``: the one that has vLLM, looked for where empty. ``own_offload``: as of ``vllm_command``."""
+    ``python``: the one that has vLLM, looked for where empty. ``own_offload``: as of ``vllm_command``. ``registry``:
+    the registry's name for it, where it is from there."""
 
     name: str
     settings: Mapping[str, str]
@@ -42,6 +43,7 @@ class Order:
     mark: str = ""
     python: str = ""
     own_offload: bool = False
+    registry: str = ""
 
     def __post_init__(self) -> None:
         check_engine(self.name)

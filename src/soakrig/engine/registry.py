@@ -200,6 +200,7 @@ def order_for(
         mark=mark,
         python=expand(entry.python, home),
         own_offload=entry.own_offload,
+        registry=entry.name,
     )
 
 

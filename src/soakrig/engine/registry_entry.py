@@ -10,6 +10,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from soakrig.engine.gateway.policies import Policies
 from soakrig.engine.launch_values import LaunchValues, check_condition, flag_key, flag_value
+from soakrig.engine.planning.fit import Need, host_need, kv_cache
+from soakrig.engine.planning.quantity import Figure
 
 NAME = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}$")
 MADE_HERE = "tiny-moe"
@@ -144,7 +146,7 @@ class Entry(BaseModel):
     @property
     def kv_cap_bytes(self) -> int | None:
         """Bytes of KV cache that the context comes to; None where the registry has no bytes per token."""
-        return None if self.kv_bytes_per_token is None else self.context * self.kv_bytes_per_token
+        return None if self.kv_bytes_per_token is None else int(kv_cache(self.context, self.kv_bytes_per_token).value)
 
     @property
     def rendered_flags(self) -> tuple[str, ...]:
@@ -173,12 +175,19 @@ class Entry(BaseModel):
         return 0.0
 
     @property
-    def host_need_gib(self) -> float | None:
-        """GiB of host memory that a launch takes: as declared, else what is offloaded and ``transient_gib``; None where
-        the registry knows neither."""
+    def host_need(self) -> Need | None:
+        """Host memory that a launch takes: as declared, else what is offloaded and ``transient_gib``; None where the
+        registry knows neither. Raises ValueError as ``offload_gib``."""
         if self.host_ram_gib is not None:
-            return self.host_ram_gib
-        return self.offload_gib + self.transient_gib if self.offload_gib else None
+            return Need((Figure.of(self.host_ram_gib, "GiB", "measured", "as declared"),))
+        if not self.offload_gib:
+            return None
+        return host_need(Figure.of(self.offload_gib, "GiB"), Figure.of(self.transient_gib, "GiB"))
+
+    @property
+    def host_need_gib(self) -> float | None:
+        """The same in GiB."""
+        return None if self.host_need is None else self.host_need.total.to("GiB")
 
     @property
     def stop_s(self) -> float:

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from functools import cache
 from typing import Any
-
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from soakrig.record.campaign import ArmResult, CampaignResult
 from soakrig.record.redaction import HIDDEN, is_secret
 from soakrig.reports.campaign_forest import forest
 from soakrig.reports.campaign_text import (
     UNITS,
-    UNKNOWN,
     arm_row,
     began,
     drift,
-    inert,
     launch_line,
     ordered,
     proofs,
@@ -28,80 +21,21 @@ from soakrig.reports.campaign_text import (
     variables,
     void_groups,
 )
+from soakrig.reports.pages import environment
 
 MOST_LAUNCHES = 100
 """Launches in Markdown, the newest: a pull request takes 65,536 characters."""
-_BRIEF = 160
-"""Characters of a value in a cell of Markdown."""
 
 
 def campaign_html(result: CampaignResult) -> str:
     """The page, whole: styles and drawing are in it, scripts and addresses are not."""
-    return _environment("html").get_template("campaign.html.jinja").render(_content(result))
+    return environment("html").get_template("campaign.html.jinja").render(_content(result))
 
 
 def campaign_markdown(result: CampaignResult) -> str:
     """The same in GitHub's Markdown. Values stand in code spans or are escaped: no tags, mentions, links or cells of
     their own come of them."""
-    return _environment("md").get_template("campaign.md.jinja").render(_content(result))
-
-
-class Ready(str):
-    """Markdown that is escaped already."""
-
-    __slots__ = ()
-
-
-def code(value: object, most: int = _BRIEF) -> Ready:
-    """A code span. An empty one cannot be written and is told so."""
-    return _span(inert(str(value), most))
-
-
-def cell(value: object, most: int = _BRIEF) -> Ready:
-    """A code span in a cell of a table, where a bar needs a backslash."""
-    # a bar after a backslash can be written in no way that all readers of tables agree on
-    return _span(inert(str(value), most).replace("\\|", "\\\\x7c").replace("|", "\\|"))
-
-
-def _span(text: str) -> Ready:
-    fence = "`" * (max((len(run) for run in re.findall("`+", text)), default=0) + 1)
-    pad = " " if text[:1] in ("`", " ") or text[-1:] in ("`", " ") else ""
-    return Ready(f"{fence}{pad}{text}{pad}{fence}") if text else Ready("(empty)")
-
-
-def prose(value: object) -> Ready:
-    """Running text. A comment, which no reader shows, parts what GitHub would make a mention or a link of."""
-    text = inert(str(value), 2000).strip().replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    text = re.sub(r"([\\`*{}\[\]|~$!])", r"\\\1", text)
-    text = re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", text)
-    text = re.sub(r"^(\d+)([.)])(?=\s|$)", r"\1\\\2", text)
-    text = re.sub(r"^([+-])(?=\s|$)|^([-=])(?=\2*$)|^(#)", r"\\\g<0>", text)
-    return Ready(re.sub(r"(?<=[@#])(?=\w)|(?<=GH-)(?=\d)|(?<=:)(?=//)|(?<=www)(?=\.)", "<!-- -->", text, flags=re.I))
-
-
-@cache
-def _environment(kind: str) -> Environment:
-    """Both kinds are safe by default: what a template prints is escaped unless it is markup already."""
-    html = kind == "html"
-    made = Environment(
-        loader=PackageLoader("soakrig.reports", "templates"),
-        autoescape=html,  # noqa: S701  (Markdown is escaped by finalize)
-        finalize=_inert_html if html else _inert_markdown,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    made.filters |= {"code": code, "cell": cell}
-    return made
-
-
-def _inert_html(value: object) -> object:
-    return inert(value, 4000) if isinstance(value, str) and not isinstance(value, Markup) else value
-
-
-def _inert_markdown(value: object) -> object:
-    known = not isinstance(value, str) or isinstance(value, Ready) or value == UNKNOWN
-    return value if known else prose(value)
+    return environment("md").get_template("campaign.md.jinja").render(_content(result))
 
 
 def _content(result: CampaignResult) -> dict[str, Any]:

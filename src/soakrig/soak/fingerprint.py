@@ -27,13 +27,23 @@ def fingerprint(settings: dict[str, Any], engine_version: str = "") -> dict[str,
 
 
 def host_facts() -> dict[str, Any]:
-    """``boot_id`` (a reboot in mid-campaign shows by it), cores, and memory in MiB."""
+    """``boot_id`` (a reboot in mid-campaign shows by it), the CPU's name, cores, and memory in MiB."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "boot_id": _first_line("/proc/sys/kernel/random/boot_id"),
+        "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_mib": pages >> 20,
     }
+
+
+def _cpu() -> str:
+    """The name that the kernel gives the CPU; "" where it gives none (other architectures than x86)."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 def _first_line(path: str) -> str:

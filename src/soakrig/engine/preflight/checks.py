@@ -23,6 +23,7 @@ from soakrig.engine.preflight.ports import check_port, check_slot
 from soakrig.engine.preflight.shadow import check_shadow
 from soakrig.engine.preflight.shm import check_shm
 from soakrig.engine.preflight.versions import check_versions
+from soakrig.engine.preflight.vram_parts import check_vram_parts
 from soakrig.engine.registry_entry import Entry
 from soakrig.errors import PreflightRefusedError, UsageError
 
@@ -48,6 +49,7 @@ PASSING: Mapping[str, Check] = {
     "port": check_port,
     "host-ram": check_host_ram,
     "vram": check_vram,
+    "vram-parts": check_vram_parts,
     "gpu-process": check_gpu_process,
     "shm": check_shm,
 }
@@ -55,6 +57,9 @@ PASSING: Mapping[str, Check] = {
 CHECKS: Mapping[str, Check] = {**LASTING, **PASSING}
 """Every preflight, in the order in which they are told; ``--force`` takes these names."""
 MEMORY = ("host-ram", "vram", "shm")
+"""What a model that is stopped gives back; cheap enough to ask again and again."""
+FIT = ("context", "kv-cap", "host-ram", "vram", "vram-parts", "shm")
+"""Whether a launch fits at all: sums that a machine which is only stated can be put to."""
 
 
 def run_checks(
@@ -87,8 +92,9 @@ def check_names(names: Iterable[str]) -> frozenset[str]:
     return names
 
 
-def refuse(model: str, findings: Sequence[Finding]) -> None:
-    """Return where nothing stands in the way. Raises ``PreflightRefusedError`` with every refusal that does."""
+def refuse(model: str, findings: Sequence[Finding], overrule: str = "To start it all the same, knowing this:") -> None:
+    """Return where nothing stands in the way. Raises ``PreflightRefusedError`` with every refusal that does.
+    ``overrule``: how it can be started all the same, before the ``--force NAME`` of each."""
     standing = [one for one in findings if one.stands]
     if not standing:
         return
@@ -97,7 +103,7 @@ def refuse(model: str, findings: Sequence[Finding]) -> None:
     names = " ".join(f"--force {one.name}" for one in standing)
     raise PreflightRefusedError(
         f"{model} is not started: " + "; ".join(lines),
-        remedy="\n  ".join([*remedies, f"To start it all the same, knowing this: {names}"]),
+        remedy="\n  ".join([*remedies, f"{overrule} {names}"]),
     )
 
 

@@ -123,7 +123,8 @@ class Proxy:
             self._counters.requests.labels(name, out.path, outcome).inc()
             if exchange is not None and self._captures is not None:
                 exchange.outcome, exchange.seconds = outcome, time.monotonic() - began
-                await self._captures.keep(exchange)
+                if not await self._captures.keep(exchange):
+                    self._counters.policy.labels(name, "capture", "lost").inc()
         return outcome
 
     async def _answer(self, out: Outgoing, reply: Reply) -> str:

@@ -59,13 +59,13 @@ from pydantic_core import ErrorDetails
 
 from soakrig.bisect.arms import PlannedArm, plan_arms
 from soakrig.bisect.launch_result import Unit, turn_signature
+from soakrig.bisect.limits import Limits, Seconds
 from soakrig.bisect.registry_engine import write_out
 from soakrig.bisect.variables import Variable, check_settings, check_variables, flag_key
 from soakrig.bisect.verdicts import Rule
 from soakrig.clock import RealClock
 from soakrig.engine.bundled import EMBEDDED, Order
 from soakrig.errors import RecordError, UsageError
-from soakrig.record.duration import parse_duration
 from soakrig.record.manifest import Plan
 from soakrig.record.outcome import CONTENT, OutcomeName
 from soakrig.record.redaction import HIDDEN, is_secret, redact_flags, redact_settings
@@ -88,15 +88,6 @@ def _text(value: Any) -> Any:
 
 def _value(value: Any) -> Any:
     return None if value == UNSET else _text(value)
-
-
-def _seconds(value: Any) -> Any:
-    if isinstance(value, str):
-        try:
-            return parse_duration(value)
-        except UsageError as error:
-            raise ValueError(f"{error.message}; 8h, 90m or 1h30m was expected") from error
-    return value
 
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
@@ -125,23 +116,6 @@ class Load(BaseModel):
     def given(self) -> dict[str, Any]:
         """What somebody said of it; the rest is the reproducer's own business."""
         return self.model_dump(exclude_unset=True)
-
-
-Seconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0, lt=1e9)]
-
-
-class Limits(BaseModel):
-    """Deadlines of the phases of a launch, in seconds."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    start: Annotated[Seconds, Field(gt=0)] | None = None
-    run: Annotated[Seconds, Field(gt=0)] | None = None
-    stall: Annotated[Seconds, Field(gt=0)] = 120.0
-    first_byte: Annotated[Seconds, Field(gt=0)] = 1800.0
-    teardown: Annotated[Seconds, Field(gt=0)] = 120.0
-    cooldown: Seconds = 0.0
-    max_bad: int = Field(default=1, ge=1, lt=1 << 31)
 
 
 class Campaign(BaseModel):

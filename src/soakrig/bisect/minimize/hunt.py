@@ -9,8 +9,9 @@ from types import MappingProxyType
 from typing import Any
 
 from soakrig.bisect.arms import CONTROL, PlannedArm
-from soakrig.bisect.campaign_file import Campaign, Limits, Load
+from soakrig.bisect.campaign_file import Campaign, Load
 from soakrig.bisect.evidence import Arm
+from soakrig.bisect.limits import Limits
 from soakrig.bisect.variables import check_settings
 from soakrig.clock import RealClock
 from soakrig.engine.bundled import EMBEDDED

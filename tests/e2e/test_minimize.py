@@ -163,7 +163,7 @@ def test_a_full_disk_says_so_and_leaves_nothing(faulted: Path, tmp_path: Path) -
 
 def script(folder: Path, *lanes: list[StoredRequest], turns: int = 6) -> Path:
     hunt = Hunt.from_json({"reproducer": "replay", "signature": "turn error_frame"})
-    return Path(write_products(folder, lanes, hunt, turns)["script"])
+    return Path(write_products(folder, lanes, hunt, turns, "turn error_frame")["script"])
 
 
 def run_script(path: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -21,7 +21,7 @@ from soakrig.bisect.launch_result import LaunchResult
 from soakrig.bisect.minimize import loop as minimize_loop
 from soakrig.bisect.minimize.decision import Demand
 from soakrig.bisect.minimize.hunt import Hunt
-from soakrig.bisect.minimize.loads import is_the_fault, loads_seen
+from soakrig.bisect.minimize.loads import is_the_fault, loads_seen, shown_signature
 from soakrig.bisect.minimize.loop import SEARCH, Minimisation, MinimizeLoop, begin, reopen
 from soakrig.bisect.minimize.products import write_products
 from soakrig.bisect.minimize.requests import shaped
@@ -235,6 +235,8 @@ def test_what_counts_as_the_fault(tmp_path: Path) -> None:
         assert [is_the_fault(run, Shape.read(run.arm), MATERIAL, journal.folder) for run in runs] == [
             True, False, False, False, False, True,
         ]  # fmt: skip
+        assert shown_signature(journal, plain, MATERIAL) == "turn http_error"
+        assert shown_signature(journal, whole, MATERIAL) == shown_signature(journal, small, MATERIAL) == SIGNATURE
         assert not is_the_fault(runs[5], plain.with_("stream", 1), MATERIAL, journal.folder), "a stream shows it itself"
     assert (loads.seen[whole].faults, loads.seen[whole].exposure) == (1, 5), "of the run's own load it is exposure"
     assert (loads.seen[small].faults, loads.seen[small].exposure) == (0, 2)
@@ -253,9 +255,10 @@ def test_what_is_left_for_people(tmp_path: Path) -> None:
     made, journal = start(tmp_path, settings={"HF_TOKEN": "hush", "OMP_NUM_THREADS": "1"}, flags=['--x=a"b\\c'])
     journal.close()
     lanes = shaped(MATERIAL, made.whole.with_("requests", 1))
-    files = write_products(tmp_path, lanes, made.hunt, 17)
+    files = write_products(tmp_path, lanes, made.hunt, 17, "turn http_error")
     campaign = read_campaign(Path(files["campaign"]))
     assert (campaign.reproducer, campaign.turns, campaign.load.conversations) == ("replay", 17, 2)
+    assert campaign.signature == "turn http_error", "as this load shows it"
     assert campaign.flags == ['--x=a"b\\c']
     text = Path(files["campaign"]).read_text()
     assert "hush" not in text
@@ -266,7 +269,7 @@ def test_what_is_left_for_people(tmp_path: Path) -> None:
     names: dict[str, Any] = {"__name__": "made"}
     exec(compile(script, "reproduce.py", "exec"), names)
     assert names["LOAD"] == [[one.body.decode() for one in lane] for lane in lanes]
-    assert (names["SIGNATURE"], names["TURNS"]) == (SIGNATURE, 34)
+    assert (names["SIGNATURE"], names["TURNS"]) == ("turn http_error", 34)
     assert "soakrig." not in script
     assert "noqa" not in script
     assert os.stat(files["script"]).st_mode & 0o777 == 0o600

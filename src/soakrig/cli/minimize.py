@@ -149,7 +149,7 @@ def _keep(journal: Journal, made: Minimisation) -> dict[str, Any]:
         path = made.path(journal)
         requests = shaped(made.material, path.best)
         turns = -(-int(found["turns_to_fault"]) // len(requests))
-        files = write_products(made.folder, requests, made.hunt, turns)
+        files = write_products(made.folder, requests, made.hunt, turns, found["to"]["signature"])
     result = found | {"files": files}
     try:
         write_private(
@@ -252,6 +252,8 @@ def _print(console: Console, result: dict[str, Any]) -> None:
             low, middle, high = (load["hazard"][key] for key in ("low", "estimate", "high"))
             text = f"{load['faults']} faults in {load['turns']:g} turns, {middle:.2g} a turn ({low:.2g} to {high:.2g})"
             console.print(f"  {name}: {text}", markup=False)
+    if after["signature"] != result["signature"]:
+        console.print(f"  there the fault shows as: {after['signature']}", markup=False)
     if result["turns_to_fault"]:
         console.print(f"  expect the fault within {result['turns_to_fault']} turns (19 of 20 times)", markup=False)
     for text in result["not_said"]:

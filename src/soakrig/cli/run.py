@@ -317,7 +317,7 @@ def run(
     for what, error in (("ended the load", soaking.error), ("blinded the live view", soaking.view_error)):
         if error is not None:
             notes.print(f"soak: a bug of soakrig {what}: {error!r}", style="bold red", markup=False)
-    if options is not None and (signature := signature_of(result)) is not None:
+    if options is not None and chosen.signature and (signature := signature_of(result)) is not None:
         its = "the fault" if chosen.is_its(signature) else "a fault, and not one of those"
         notes.print(f"soak: {signature}: {its} that {name} is known to provoke", markup=False)
     resend = str(transcript.resolve()) if transcript is not None and not spec.keep_text else None

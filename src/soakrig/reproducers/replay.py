@@ -52,7 +52,7 @@ REPLAY = Reproducer(
     costs="as many turns as are asked for, each as large as it was recorded",
     clean_means="that this load did not fault in so many turns; a fault that depends on what the engine had served "
     "before may need more of the record than was kept",
-    signature=("Xid", "engine", "turn"),
+    signature=(),
     load=load,
     parameters=(PATH,),
     uses=("conversations",),

@@ -128,11 +128,11 @@ class ChatClient:
         except (httpx.HTTPError, aiohttp.ClientError, OSError):  # TimeoutError is an OSError
             return None
 
-    async def post(self, path: str, data: Any, *, timeout: float = POST_S) -> httpx.Response | None:
+    async def post(self, path: str, data: Any, timeout: float | None = None) -> httpx.Response | None:
         """A question beside the load whose answer comes whole: JSON there and back; None when nothing answered in
-        ``timeout`` or the limit of a first byte. It may wait behind the load's own requests."""
+        time (left out: ``POST_S``, or the limit of a first byte). It may wait behind the load's own requests."""
         assert self._http is not None
-        timeout = min(timeout, self.timeouts.first_byte)
+        timeout = min(POST_S, self.timeouts.first_byte) if timeout is None else timeout
         headers = {"Content-Type": "application/json", **self.target.headers}
         try:
             async with asyncio.timeout(timeout):

@@ -75,6 +75,17 @@ def is_the_fault(run: RunRow, shape: Shape, material: Material, folder: Path) ->
     return status is not None and (status >= 500 if material.status is None else status == material.status)
 
 
+def shown_signature(journal: Journal, shape: Shape, material: Material) -> str:
+    """The name under which a load's own launches show the fault, the commonest; the run's where there is none. Without
+    streaming it is another name."""
+    names = Counter(
+        run.signature
+        for run in journal.runs()
+        if run.arm == shape.name and run.signature and is_the_fault(run, shape, material, journal.folder)
+    )
+    return names.most_common(1)[0][0] if names else material.signature
+
+
 def measured_context(journal: Journal, shape: Shape) -> int | None:
     """Tokens of the largest prompt of a load, as the engine counted; None where it did not."""
     prompts = [

@@ -19,16 +19,19 @@ from soakrig.reproducers.replay import PATH
 LOAD, CAMPAIGN, SCRIPT = "load", "reproducer.toml", "reproduce.py"
 
 
-def write_products(folder: Path, requests: Sequence[Sequence[StoredRequest]], hunt: Hunt, turns: int) -> dict[str, str]:
+def write_products(
+    folder: Path, requests: Sequence[Sequence[StoredRequest]], hunt: Hunt, turns: int, signature: str
+) -> dict[str, str]:
     """Write them; paths by what they are. ``turns``: of one conversation, in which the fault is to be expected.
+    ``signature``: the fault as this load shows it.
 
     Raises ``StoreError``.
     """
     load = folder / LOAD
     write_requests(load, requests)
     try:
-        write_private(folder / CAMPAIGN, _campaign(load, len(requests), hunt, turns).encode())
-        write_private(folder / SCRIPT, script(requests, hunt.signature or "", turns * len(requests)).encode())
+        write_private(folder / CAMPAIGN, _campaign(load, len(requests), hunt, turns, signature).encode())
+        write_private(folder / SCRIPT, script(requests, signature, turns * len(requests)).encode())
     except OSError as error:
         raise StoreError(f"cannot write in {folder}: {error.strerror or error}", remedy="Free space.") from error
     return {"load": str(load), "campaign": str(folder / CAMPAIGN), "script": str(folder / SCRIPT)}
@@ -53,7 +56,7 @@ def script(requests: Sequence[Sequence[StoredRequest]], signature: str, turns: i
     return text
 
 
-def _campaign(load: Path, conversations: int, hunt: Hunt, turns: int) -> str:
+def _campaign(load: Path, conversations: int, hunt: Hunt, turns: int, signature: str) -> str:
     """A campaign file that only lacks its variables."""
     settings, flags = redact_settings(hunt.settings), redact_flags(hunt.flags)
     lines = [
@@ -62,7 +65,7 @@ def _campaign(load: Path, conversations: int, hunt: Hunt, turns: int) -> str:
         *([f"model = {_text(hunt.model)}"] if hunt.model else []),
         f"reproducer = {_text(hunt.reproducer)}",
         f"turns = {turns}",
-        f"signature = {_text(hunt.signature or '')}",
+        f"signature = {_text(signature)}",
         f"kernel_log = {_text(hunt.kernel_log)}",
         f"flags = [{', '.join(map(_text, flags))}]",
         "",

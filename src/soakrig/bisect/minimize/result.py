@@ -8,7 +8,7 @@ from typing import Any
 from soakrig.bisect.campaign import ENDED, spent_seconds
 from soakrig.bisect.journal import Journal
 from soakrig.bisect.minimize.decision import Seen, turns_until
-from soakrig.bisect.minimize.loads import loads_seen, measured_context
+from soakrig.bisect.minimize.loads import loads_seen, measured_context, shown_signature
 from soakrig.bisect.minimize.loop import Minimisation, budget_of
 from soakrig.bisect.minimize.shape import Shape
 from soakrig.bisect.statistics import rate_interval
@@ -40,7 +40,7 @@ def minimize_result(journal: Journal, made: Minimisation, files: Mapping[str, st
         "engine": made.hunt.engine,
         "settings": redact_settings(made.hunt.settings),
         "from": _load(journal, made.whole, seen),
-        "to": _load(journal, path.best, seen),
+        "to": {**_load(journal, path.best, seen), "signature": shown_signature(journal, path.best, made.material)},
         "reference": path.reference.name,
         "turns_to_fault": turns_for(best) if best.faults else None,
         "trials": [

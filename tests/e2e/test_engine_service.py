@@ -278,6 +278,16 @@ def test_with_a_full_disk_a_model_can_be_stopped_and_a_start_says_why_not(box: B
     box.gone(box.one)
 
 
+def test_a_model_can_be_stopped_without_its_folder(box: Box) -> None:
+    box.json("serve", box.one, "--detach")
+    launch = box.launch(box.one)
+    done = subprocess.run(box.argv("stop", box.one), env={**box.env, "XDG_STATE_HOME": "/dev/null"},
+                          capture_output=True, text=True)  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, f"{box.one}: stopped\n"), done.stderr
+    assert "cannot be written" in done.stderr
+    all_ended(launch)
+
+
 def test_leaked_shared_memory_is_freed_only_when_nobody_maps_it(box: Box) -> None:
     block = SharedMemory(create=True, size=1 << 20)
     file = Path("/dev/shm") / block.name

@@ -26,10 +26,11 @@ from soakrig.engine.preflight.machine import GpuFacts, Holder
 from soakrig.engine.registry_entry import Canary
 from soakrig.engine.serving import cgroup
 from soakrig.engine.serving.canary import ask, judge
-from soakrig.engine.serving.folder import HINT, EngineFolder, Hint, boot_id, engines_folder, lock
+from soakrig.engine.serving.folder import HINT, SHM, EngineFolder, Hint, boot_id, engines_folder, lock
 from soakrig.engine.serving.memory_back import Held, Level, held_on_cards, missing, used_on_cards, wait_back
 from soakrig.engine.serving.places import Places
 from soakrig.engine.serving.processes import find_launches, name_of, new_mark
+from soakrig.engine.serving.state import last_words, leaked
 from soakrig.errors import PreflightRefusedError
 
 STUB = Path(__file__).parents[1] / "fixtures" / "nvml_stub"
@@ -234,12 +235,59 @@ def test_logs_are_kept_and_private(tmp_path: Path) -> None:
     assert (folder.path / "engine.log.5").read_text() == "launch 2"
     folder.log("a line")
     folder.record({"event": "start"})
-    folder.write_hint(Hint("serve/m/x", boot_id(), 5, 6, 7, "/g"))
-    assert folder.hint() == Hint("serve/m/x", boot_id(), 5, 6, 7, "/g")
+    folder.write_hint(Hint("serve/m/x", boot_id(), 5, 6, 7, "/soakrig-m-1"))
+    assert folder.hint() == Hint("serve/m/x", boot_id(), 5, 6, 7, "/soakrig-m-1")
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.path.iterdir()} == {0o600}
     assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
     folder.write_hint(Hint("serve/m/x", "another boot"))
     assert folder.hint() is None
+
+
+BOOT = {"boot_id": boot_id(), "pid": 7, "ticks": 1, "port": 80}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        [],
+        {},
+        {"mark": "serve/m/1", **BOOT, "boot_id": "of before"},
+        {"mark": "serve/m/1", **BOOT, "pid": "7"},
+        {"mark": "serve/m/1", **BOOT, "cgroup": 5},
+        {"mark": "serve/other/1", **BOOT},
+        {"mark": "", **BOOT},
+    ],
+)
+def test_a_hint_that_is_none(data: Any, tmp_path: Path) -> None:
+    folder = EngineFolder("m", tmp_path)
+    folder.make()
+    folder.write(HINT, data)
+    assert folder.hint() is None
+
+
+@pytest.mark.parametrize("group", ["/", "/user.slice/session-3.scope", "/soakrig-other-1", "/soakrig-m-1/child", ""])
+def test_a_cgroup_that_was_not_made_for_the_model_is_never_its_own(group: str, tmp_path: Path) -> None:
+    """Everything in it would be killed."""
+    folder = EngineFolder("m", tmp_path)
+    folder.make()
+    folder.write(HINT, {"mark": "serve/m/1", **BOOT, "cgroup": group})
+    assert folder.hint() == Hint("serve/m/1", boot_id(), 7, 1, 80, "")
+    folder.write(HINT, {"mark": "serve/m/1", **BOOT, "cgroup": f"{group.rstrip('/')}/soakrig-m-0123"})
+    found = folder.hint()
+    assert found is not None
+    assert found.cgroup.endswith("/soakrig-m-0123")
+
+
+def test_a_folder_with_nonsense_in_it_is_looked_at_all_the_same(tmp_path: Path) -> None:
+    folder = EngineFolder("m", tmp_path)
+    folder.make()
+    folder.write(SHM, {"psm_x": "y", "../up": 1})
+    folder.record({"event": "ended", "time": "noon", "why": "x"})
+    assert last_words(folder) == "since at some time: x"
+    assert leaked(folder).ours == {"../up": 1}
+    folder.path.joinpath("a").write_text("")
+    EngineFolder("a", folder.path).remove(HINT)
 
 
 def test_two_commands_do_not_change_models_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -222,11 +222,12 @@ def _lines(process: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:
 def stop(host: Host, name: str, shutdown_timeout: float | None = None) -> Stopped:
     """Ask the model to end, kill what has not ended after ``shutdown_timeout`` seconds (None: as the registry says),
     name what is left, and free the shared memory that it leaked."""
-    held = lock(host.root)
-    try:
+    with contextlib.ExitStack() as held:
+        try:
+            held.callback(lock(host.root).release)
+        except StoreError as error:  # a folder that cannot be written is no reason to keep a model
+            host.note(f"{error.message}; going on")
         return _stop(host, name, shutdown_timeout)
-    finally:
-        held.release()
 
 
 def _stop(host: Host, name: str, shutdown_timeout: float | None) -> Stopped:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+from pydantic import TypeAdapter, ValidationError
 
+from soakrig.engine.serving.cgroup import PREFIX
 from soakrig.errors import PreflightRefusedError, StoreError
 
 ENGINE_LOG, SUPERVISOR_LOG, LAUNCHES, HINT, SHM, STOP = (
     "engine.log", "supervisor.log", "launches.jsonl", "launch.json", "shm.json", "stop.json",
 )  # fmt: skip
+KIND = "serve/"
+"""What a mark of a served model begins with."""
 KEPT_LOGS = 5
 LOCK_S = 5.0
 
@@ -40,6 +45,9 @@ class Hint:
     ticks: int = 0
     port: int = 0
     cgroup: str = ""
+
+
+_HINT = TypeAdapter(Hint)
 
 
 class EngineFolder:
@@ -103,21 +111,25 @@ class EngineFolder:
             return None
 
     def remove(self, name: str) -> None:
-        """Forget a small file."""
-        (self.path / name).unlink(missing_ok=True)
+        """Forget a small file. One that stays, on a disk that turned read-only, proves nothing."""
+        with contextlib.suppress(OSError):
+            (self.path / name).unlink()
 
     def write_hint(self, hint: Hint) -> None:
         """Keep where this launch can be found."""
         self.write(HINT, asdict(hint))
 
     def hint(self) -> Hint | None:
-        """The last launch's, where it is of this boot."""
-        data = self.read(HINT)
+        """The last launch's, where it is of this boot and of this model. What is in its cgroup may be killed: it has to
+        be one that was made for this model."""
         try:
-            found = Hint(**data)
-        except TypeError:
+            found = _HINT.validate_json((self.path / HINT).read_bytes(), strict=True)
+        except (OSError, ValidationError):
             return None
-        return found if found.boot_id == boot_id() else None
+        if found.boot_id != boot_id() or not found.mark.startswith(f"{KIND}{self.name}/"):
+            return None
+        ours = found.cgroup.rpartition("/")[2].startswith(f"{PREFIX}{self.name}-")
+        return found if ours else replace(found, cgroup="")
 
     def log(self, text: str) -> None:
         """A line of the supervisor's log."""

@@ -17,9 +17,8 @@ import psutil
 from soakrig.engine import keeper
 from soakrig.engine.launcher import MARK
 from soakrig.engine.serving import cgroup
-from soakrig.engine.serving.folder import EngineFolder, Hint
+from soakrig.engine.serving.folder import KIND, EngineFolder, Hint
 
-KIND = "serve/"
 SUPERVISOR = "soakrig.engine.serving.supervisor"
 SERVING, STOPPING = b"soakrig-serve", b"soakrig-stop"
 """Names that a supervisor gives itself (prctl(2), PR_SET_NAME): what it does is seen in the process table."""

@@ -51,7 +51,7 @@ def leaked(folder: EngineFolder) -> SharedMemory:
     ledger = SharedMemory()
     known: Any = folder.read(SHM)
     if isinstance(known, dict):
-        ledger.adopt({str(name): int(inode) for name, inode in known.items()})
+        ledger.adopt({str(name): inode for name, inode in known.items() if type(inode) is int})
     return ledger
 
 
@@ -118,7 +118,10 @@ def last_words(folder: EngineFolder) -> str:
     if not rows:
         return "never started here"
     last = rows[-1]
-    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(last.get("time", 0)))
+    try:
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(last.get("time", 0)))
+    except (TypeError, ValueError, OverflowError, OSError):
+        when = "at some time"
     if last.get("event") == "ended":
         return f"since {when}: {last.get('why', '')}"
     if last.get("event") == "failed":

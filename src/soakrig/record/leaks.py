@@ -98,8 +98,8 @@ class LeakCheck:
         return found
 
     def _stands(self, value: str, one: Known, text: str) -> bool:
-        """A path is looked for as one: ``/data`` is not in ``/metrics/data``."""
-        if one.kind != "path":
+        """A secret counts within other text too; a path or a number by itself: no ``/data`` in ``/metrics/data``."""
+        if one.kind in ("secret", "encoded"):
             return True
         return re.search(rf"(?<![\w/.<~-]){re.escape(value)}(?![\w-])", text) is not None
 

@@ -34,9 +34,8 @@ KEPT_PATH = re.compile(
     r"|usr/(?:local/)?(?:bin|sbin|lib\w*|include|share|cuda[-.\d]*)(?:/|$)|lib\w*/|bin/|sbin/)"
 )
 """Paths that every machine has, and routes of servers."""
-ROOTS = frozenset(
-    "home Users root mnt media srv data opt tmp var workspace work scratch nix lustre gpfs app storage nfs".split()
-)
+_ROOT_NAMES = "home Users root mnt media srv data opt tmp var workspace work scratch nix lustre gpfs app storage nfs"
+ROOTS = frozenset(_ROOT_NAMES.split())
 """Names of folders that are worth hiding where nothing stands below them."""
 INSTALLED = re.compile(r"/(?:site-packages|dist-packages|python3(?:\.\d+)?)/")
 """What lies below is a package's own, and the same everywhere."""
@@ -58,7 +57,8 @@ PUBLIC = re.compile(
 LOOPBACK = frozenset({"localhost", "localhost.localdomain", "ip6-localhost", "localhost4", "localhost6"})
 
 HOST_NAMED = re.compile(
-    r"(?:\b|_)(?:host[_ ]?name|node[_ ]?name|fqdn|HOST|machine[_ ]?name)[\"']?\s*(?:[:=]|\sis\s)\s*[\"']?(?P<host>[A-Za-z][A-Za-z0-9.-]+)",
+    r"(?:\b|_)(?:host[_ ]?name|node[_ ]?name|fqdn|HOST|machine[_ ]?name)[\"']?\s*(?:[:=]|\sis\s)\s*[\"']?"
+    r"(?P<host>[A-Za-z][A-Za-z0-9.-]+)",
     re.IGNORECASE,
 )
 SYSLOG_HOST = re.compile(

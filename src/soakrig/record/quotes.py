@@ -47,7 +47,7 @@ class Quotes:
         """``text`` with every quotation replaced by its length in words."""
         for pattern, what in _REQUEST_LOG:
             text = pattern.sub(lambda m, what=what: self._mark(m, what), text)
-        for whole in sorted(self.short, key=len, reverse=True):
+        for whole in sorted(self.short, key=lambda one: (-len(one), one)):
             if whole in text:
                 self.hidden += 1
                 text = text.replace(whole, f"[prompt, {len(_words(whole))} words]")

@@ -32,6 +32,19 @@ KINDS: dict[Kind, str] = {
     "encoded": "base64, hex or escapes with one of these inside",
 }
 """What is redacted, in words."""
+_NAMES: tuple[tuple[Kind, str, re.Pattern[str]], ...] = (
+    ("host", "host", personal.URL_HOST),
+    ("host", "host", personal.HOST_NAMED),
+    ("host", "host", personal.SYSLOG_HOST),
+    ("host", "host", personal.LOGIN_AT),
+    ("host", "domain", personal.MAIL),
+    ("user", "user", personal.LOGIN_AT),
+    ("user", "user", personal.HOME_USER),
+    ("user", "user", personal.USER_NAMED),
+    ("user", "uid", personal.USER_NAMED),
+    ("user", "session", personal.USER_NAMED),
+)
+"""Whose name it is, the group of the pattern that has it, and where it stands as one."""
 PLACEHOLDER = re.compile(rf"(?:{'|'.join(KINDS)})-\d+")
 _LITERALS = frozenset(
     {"kind", "outcome", "severity", "state", "counted", "reason", "verdict", "schema", "schema_", "attribution", "unit",
@@ -39,6 +52,8 @@ _LITERALS = frozenset(
 )  # fmt: skip
 """Fields whose values a schema names: there, common words stay."""
 _LONGEST_LEARNED = 60
+_LEAST = 8
+"""Characters of a secret or a serial that is replaced wherever it stands."""
 
 
 class Known(NamedTuple):
@@ -59,25 +74,31 @@ class Redactor:
         self.ambiguous: set[Kind] = set()
         self.values: dict[tuple[Kind, str], str] = {}
         self.known = list(known)
+        self._literal: dict[str, Kind] = {}
         self._text = lru_cache(1 << 12)(self._redacted)
         for one in self.known:
             if one.kind in ("host", "user"):
                 self._learn(one.kind, one.value)
+            else:
+                self._note(one.kind, one.value, least=0)
 
     # -- learning ------------------------------------------------------------------------------------------------
 
     def learn(self, text: str) -> None:
-        """Note the hosts and users that ``text`` names."""
-        for kind, group, pattern in (
-            ("host", "host", personal.URL_HOST), ("host", "host", personal.HOST_NAMED),
-            ("host", "host", personal.SYSLOG_HOST), ("host", "host", personal.LOGIN_AT),
-            ("host", "domain", personal.MAIL), ("user", "user", personal.LOGIN_AT),
-            ("user", "user", personal.HOME_USER), ("user", "user", personal.USER_NAMED),
-            ("user", "uid", personal.USER_NAMED), ("user", "session", personal.USER_NAMED),
-        ):  # fmt: skip
+        """Note the hosts, users, serials and named secrets in ``text``: they are replaced wherever they stand."""
+        for kind, group, pattern in _NAMES:
             for match in pattern.finditer(text):
                 if match[group]:
                     self._learn(kind, match[group].rstrip("."))
+        for pattern in (FLAG, NAMED):
+            for match in pattern.finditer(text):
+                if hides(match["name"], match["value"]):
+                    self._note("secret", match["value"])
+        for pattern in (HEADER, LOGIN):
+            for match in pattern.finditer(text):
+                self._note("secret", match["value"])
+        for match in personal.SERIAL.finditer(text):
+            self._note("serial", match["value"])
 
     def learn_data(self, data: Any) -> None:
         """The same of every string in plain data."""
@@ -86,14 +107,30 @@ class Redactor:
                 self.learn(data)
             case dict():
                 for name, value in data.items():
-                    if (kind := _kind_of(str(name))) in ("host", "user") and isinstance(value, str):
+                    kind = _kind_of(str(name))
+                    if kind in ("host", "user") and isinstance(value, str):
                         self._learn(kind, value)
+                    elif kind == "serial" and isinstance(value, str | int):
+                        self._note("serial", str(value))
+                    elif isinstance(value, str) and hides(str(name), value):
+                        self._note("secret", value)
                     self.learn_data(value)
             case list():
                 for one in data:
                     self.learn_data(one)
             case _:
                 pass
+
+    def literals(self) -> list[tuple[Kind, str]]:
+        """What was replaced, and must not be found again; names that are common words left out."""
+        return [key for key in self.values if key[0] != "secret" or key[1] in self._literal or _telling(key[1])]
+
+    def _note(self, kind: Kind, value: str, least: int = _LEAST) -> None:
+        if len(value) < least or (least and self._ours(value)) or PLACEHOLDER.search(value):
+            return
+        self._literal[value] = kind
+        self.__dict__.pop("_literals", None)
+        self._text.cache_clear()
 
     def _learn(self, kind: Kind, value: str) -> None:
         if kind == "host" and (personal.is_public_host(value) or personal.is_address(value) or value[:1].isdigit()):
@@ -113,13 +150,14 @@ class Redactor:
     @cached_property
     def _names(self) -> re.Pattern[str] | None:
         """Every learned name, the longest first."""
-        names = sorted((v for kind, v in self.values if kind in ("host", "user")), key=len, reverse=True)
+        names = sorted((v for kind, v in self.values if kind in ("host", "user")), key=lambda one: (-len(one), one))
         return bounded(names)
 
     @cached_property
-    def _secrets(self) -> re.Pattern[str] | None:
-        secrets = sorted({one.value for one in self.known if one.kind not in ("host", "user")}, key=len, reverse=True)
-        return re.compile("|".join(map(re.escape, secrets))) if secrets else None
+    def _literals(self) -> re.Pattern[str] | None:
+        """Every noted value, the longest first."""
+        values = sorted(self._literal, key=lambda one: (-len(one), one))
+        return re.compile("|".join(_pattern(self._literal[one], one) for one in values)) if values else None
 
     # -- redacting -----------------------------------------------------------------------------------------------
 
@@ -213,8 +251,8 @@ class Redactor:
 
     def _direct(self, text: str) -> str:
         """The order matters: what is long and sure first, bare names last."""
-        if self._secrets is not None:
-            text = self._secrets.sub(lambda m: self._known_one(m[0]), text)
+        if self._literals is not None:
+            text = self._literals.sub(lambda m: self.placeholder(self._literal[m[0]], m[0]), text)
         for start, end in reversed(_joined((one.start, one.end) for one in forms(text))):
             if not PLACEHOLDER.search(text, start, end):
                 text = text[:start] + self.placeholder("secret", text[start:end]) + text[end:]
@@ -234,9 +272,6 @@ class Redactor:
             text = pattern.sub(self._groups, text)
         text = personal.DOMAIN.sub(lambda m: m[0] if personal.is_public_host(m[0]) else self._whole("host")(m), text)
         return text if self._names is None else self._names.sub(self._name, text)
-
-    def _known_one(self, value: str) -> str:
-        return self.placeholder(next(one.kind for one in self.known if one.value == value), value)
 
     def _whole(self, kind: Kind) -> Callable[[re.Match[str]], str]:
         return lambda match: self.placeholder(kind, match[0])
@@ -300,6 +335,16 @@ def bounded(names: Iterable[str]) -> re.Pattern[str] | None:
         for one in names
     )
     return re.compile(made, re.IGNORECASE) if made else None
+
+
+def _pattern(kind: Kind, value: str) -> str:
+    """A secret is found within other text too; a path or a number only by itself."""
+    return re.escape(value) if kind == "secret" else rf"(?<![\w/.-]){re.escape(value)}(?![\w-])"
+
+
+def _telling(value: str) -> bool:
+    """Whether a secret is long enough, and strange enough, to be looked for."""
+    return len(value) >= _LEAST and not value.isalpha()
 
 
 def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

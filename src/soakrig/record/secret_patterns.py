@@ -81,12 +81,13 @@ _NUMBER = re.compile(r"[-+]?[\d_,]*\.?\d+(?:[eE][-+]?\d+)?[a-z%]{0,3}")
 _LONG = re.compile(r"[A-Za-z0-9_+/=-]{16,}")
 _PART = re.compile(r"[A-Za-z0-9]+")
 _CHANGE = re.compile(r"(?<=[A-Za-z])(?=[0-9])|(?<=[0-9])(?=[A-Za-z])|(?<=[a-z])(?=[A-Z])")
-_PAIRS = frozenset(
+_COMMON_PAIRS = (
     "th he in er an re on at en nd ti es or te of ed is it al ar st to nt ng se ha as ou io le ve co me de hi ri ro ic "
     "ne ea ra ce li ch ll be ma si om ur ca el ta la ns di fo ho pe ec pr no ct us ac ot il tr ly nc et ut ss so rs un "
     "lo ge ie ee wi em ad ol rt po na ul ni ts mo pa im mi sh ir su id os am fi ci pl tu ld mp ab op ke oo ag ap gr od "
-    "bo sp do uc mm".split()  # noqa: SIM905 - as a list it is a page
+    "bo sp do uc mm"
 )
+_PAIRS = frozenset(_COMMON_PAIRS.split())
 """Pairs of letters that words are full of (some 70 %; of drawn letters, 18 %)."""
 _MANGLED = re.compile(r"_Z(?:[NKLSTVZ]|St)*\d+[a-z]")
 """A mangled C++ name (Itanium ABI), which a stack trace is full of."""

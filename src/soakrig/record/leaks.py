@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from soakrig.record import personal_patterns as personal
 from soakrig.record.encodings import readings
+from soakrig.record.private_things import PLACEHOLDER, Kind, Known, bounded
 from soakrig.record.redaction import HIDDEN, is_secret
-from soakrig.record.redactor import PLACEHOLDER, Kind, Known, bounded
 from soakrig.record.secret_patterns import FORMS, HEADER, LOGIN, forms, hides
 
 SHORTEST = 6

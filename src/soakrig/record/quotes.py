@@ -9,7 +9,10 @@ RUN = 5
 """Words in a row that a log and a prompt have in common by quoting only."""
 SHORT = 12
 """Characters of a text of fewer words that is looked for as it stands."""
-_WORD = re.compile(r"\w+")
+_QUOTED = re.compile(r"(['\"]).*\1", re.DOTALL)
+_WORD = re.compile(r"[^\s\"'`<>(){}\[\],;|\\]+")
+_EDGES = ".:!?*_-=#"
+"""An address, a path or an id is one word: what they are made of is the redactor's to judge."""
 _REQUEST_LOG = (
     (
         re.compile(r"(?P<name>\bprompt(?:_text)?[\"']?\s*[:=]\s*)(?P<quote>['\"])(?:\\.|(?!(?P=quote)).)*(?P=quote)"),
@@ -33,6 +36,7 @@ class Quotes:
         self._whole = "\n".join(self.documents)
         self.quoted: set[tuple[str, ...]] = set()
         self.short: set[str] = set()
+        self.answers: set[str] = set()
         self.hidden = 0
 
     def feed(self, prompt: str) -> None:
@@ -43,14 +47,20 @@ class Quotes:
         elif len(whole := prompt.strip()) >= SHORT and whole in self._whole:
             self.short.add(whole)
 
+    def answer(self, why: str) -> None:
+        """Note what ``why``, said of an answer's content, quotes of it."""
+        if (match := _QUOTED.search(why)) is not None and len(match[0]) >= SHORT:
+            self.answers.add(match[0])
+
     def hide(self, text: str) -> str:
         """``text`` with every quotation replaced by its length in words."""
+        for wholes, what in ((self.answers, "answer"), (self.short, "prompt")):
+            for whole in sorted(wholes, key=lambda one: (-len(one), one)):
+                if whole in text:
+                    self.hidden += 1
+                    text = text.replace(whole, f"[{what}, {len(_words(whole))} words]")
         for pattern, what in _REQUEST_LOG:
             text = pattern.sub(lambda m, what=what: self._mark(m, what), text)
-        for whole in sorted(self.short, key=lambda one: (-len(one), one)):
-            if whole in text:
-                self.hidden += 1
-                text = text.replace(whole, f"[prompt, {len(_words(whole))} words]")
         return self._without_runs(text) if self.quoted else text
 
     def _mark(self, match: re.Match[str], what: str) -> str:
@@ -58,8 +68,8 @@ class Quotes:
         return f"{match['name']}[prompt {what}]"
 
     def _without_runs(self, text: str) -> str:
-        found = list(_WORD.finditer(text))
-        words = [match[0].lower() for match in found]
+        found = _found(text)
+        words = [word for _, word in found]
         covered = [False] * len(words)
         for place, run in enumerate(_runs(words)):
             if run in self.quoted:
@@ -72,14 +82,20 @@ class Quotes:
             end = place
             while end < len(found) and covered[end]:
                 end += 1
-            made += f"{text[last : found[place].start()]}[prompt, {end - place} words]"
-            last, place = found[end - 1].end(), end
+            made += f"{text[last : found[place][0].start()]}[prompt, {end - place} words]"
+            last, place = found[end - 1][0].end(), end
             self.hidden += 1
         return made + text[last:]
 
 
+def _found(text: str) -> list[tuple[re.Match[str], str]]:
+    """The words with their places; an escaped newline parts words too, and keeps its two places."""
+    plain = text.replace("\\n", "  ")
+    return [(one, word) for one in _WORD.finditer(plain) if (word := one[0].strip(_EDGES).lower())]
+
+
 def _words(text: str) -> list[str]:
-    return [word.lower() for word in _WORD.findall(text)]
+    return [word for _, word in _found(text)]
 
 
 def _runs(words: list[str]) -> list[tuple[str, ...]]:

@@ -10,42 +10,15 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import cached_property, lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import orjson
 
 from soakrig.record import personal_patterns as personal
-from soakrig.record.encodings import BASE64, ESCAPED, HEX, PERCENT, unescaped, unwrapped
+from soakrig.record.encodings import BASE64, ESCAPED, HEX, PERCENT, readings, unescaped, unwrapped
+from soakrig.record.private_things import NAMES, PLACEHOLDER, Kind, Known, bounded, field_kind, worth
 from soakrig.record.secret_patterns import FLAG, HEADER, LOGIN, NAMED, forms, hides
 
-Kind = Literal["secret", "mail", "uuid", "mac", "ip", "serial", "path", "host", "user", "encoded"]
-KINDS: dict[Kind, str] = {
-    "secret": "keys, tokens, passwords, random-looking strings",
-    "mail": "mail addresses",
-    "uuid": "UUIDs (GPUs, boots)",
-    "mac": "hardware addresses of network cards",
-    "ip": "IP addresses, loopback left alone",
-    "serial": "serial numbers",
-    "path": "home and other absolute paths",
-    "host": "host names and domains",
-    "user": "user names",
-    "encoded": "base64, hex or escapes with one of these inside",
-}
-"""What is redacted, in words."""
-_NAMES: tuple[tuple[Kind, str, re.Pattern[str]], ...] = (
-    ("host", "host", personal.URL_HOST),
-    ("host", "host", personal.HOST_NAMED),
-    ("host", "host", personal.SYSLOG_HOST),
-    ("host", "host", personal.LOGIN_AT),
-    ("host", "domain", personal.MAIL),
-    ("user", "user", personal.LOGIN_AT),
-    ("user", "user", personal.HOME_USER),
-    ("user", "user", personal.USER_NAMED),
-    ("user", "uid", personal.USER_NAMED),
-    ("user", "session", personal.USER_NAMED),
-)
-"""Whose name it is, the group of the pattern that has it, and where it stands as one."""
-PLACEHOLDER = re.compile(rf"(?:{'|'.join(KINDS)})-\d+")
 _LITERALS = frozenset(
     {"kind", "outcome", "severity", "state", "counted", "reason", "verdict", "schema", "schema_", "attribution", "unit",
      "ended", "source", "name", "role", "type", "finish_reason", "reproducer", "launched", "conclusion_kind"}
@@ -56,14 +29,6 @@ _LEAST = 8
 """Characters of a secret or a serial that is replaced wherever it stands."""
 
 
-class Known(NamedTuple):
-    """A value that must not be told. ``where``: how it is known, in words."""
-
-    kind: Kind
-    value: str
-    where: str
-
-
 class Redactor:
     """``common``: words that stay even where somebody's name is one of them, since text of ours is made of them; such
     a name is replaced where it stands as a name only, and is in ``ambiguous``."""
@@ -71,7 +36,7 @@ class Redactor:
     def __init__(self, known: Iterable[Known] = (), common: Iterable[str] = ()) -> None:
         self.common = frozenset(word.lower() for word in common)
         self.counts: Counter[Kind] = Counter()
-        self.ambiguous: set[Kind] = set()
+        self.ambiguous: dict[tuple[Kind, str], None] = {}
         self.values: dict[tuple[Kind, str], str] = {}
         self.known = list(known)
         self._literal: dict[str, Kind] = {}
@@ -85,8 +50,13 @@ class Redactor:
     # -- learning ------------------------------------------------------------------------------------------------
 
     def learn(self, text: str) -> None:
-        """Note the hosts, users, serials and named secrets in ``text``: they are replaced wherever they stand."""
-        for kind, group, pattern in _NAMES:
+        """Note the hosts, users, serials and named secrets in ``text``, wrapped ones too: they are replaced wherever
+        they stand."""
+        for reading in readings(text):
+            self._learn_plain(reading)
+
+    def _learn_plain(self, text: str) -> None:
+        for kind, group, pattern in NAMES:
             for match in pattern.finditer(text):
                 if match[group]:
                     self._learn(kind, match[group].rstrip("."))
@@ -94,9 +64,12 @@ class Redactor:
             for match in pattern.finditer(text):
                 if hides(match["name"], match["value"]):
                     self._note("secret", match["value"])
-        for pattern in (HEADER, LOGIN):
-            for match in pattern.finditer(text):
-                self._note("secret", match["value"])
+        for match in HEADER.finditer(text):
+            self._note("secret", match["value"])
+        for match in LOGIN.finditer(text):
+            user, colon, password = match["value"].partition(":")
+            self._note("secret", password if colon else user)
+            self._learn("user", user)
         for match in personal.SERIAL.finditer(text):
             self._note("serial", match["value"])
 
@@ -107,7 +80,7 @@ class Redactor:
                 self.learn(data)
             case dict():
                 for name, value in data.items():
-                    kind = _kind_of(str(name))
+                    kind = field_kind(str(name))
                     if kind in ("host", "user") and isinstance(value, str):
                         self._learn(kind, value)
                     elif kind == "serial" and isinstance(value, str | int):
@@ -123,10 +96,14 @@ class Redactor:
 
     def literals(self) -> list[tuple[Kind, str]]:
         """What was replaced, and must not be found again; names that are common words left out."""
-        return [key for key in self.values if key[0] != "secret" or key[1] in self._literal or _telling(key[1])]
+        return [
+            key
+            for key in self.values
+            if key not in self.ambiguous and (key[0] != "secret" or key[1] in self._literal or _telling(key[1]))
+        ]
 
     def _note(self, kind: Kind, value: str, least: int = _LEAST) -> None:
-        if len(value) < least or (least and self._ours(value)) or PLACEHOLDER.search(value):
+        if len(value) < least or (least and not _telling(value) and self._ours(value)) or PLACEHOLDER.search(value):
             return
         self._literal[value] = kind
         self.__dict__.pop("_literals", None)
@@ -136,21 +113,23 @@ class Redactor:
         if kind == "host" and (personal.is_public_host(value) or personal.is_address(value) or value[:1].isdigit()):
             return
         name = value.partition(".")[0] if kind == "host" else value
-        if not 2 <= len(name) <= _LONGEST_LEARNED or PLACEHOLDER.fullmatch(name) or not re.search(r"[A-Za-z]", name):
+        if not name or len(name) > _LONGEST_LEARNED or PLACEHOLDER.fullmatch(name) or not re.search(r"[A-Za-z]", name):
             return
         if name.lower() in self.common or len(name) < 3:
-            self.ambiguous.add(kind)
+            self.ambiguous[kind, name.lower()] = None
             if name == value:
                 return
-        for one in dict.fromkeys((value, name) if name.lower() not in self.common else (value,)):
-            self.values.setdefault((kind, one.lower()), self.values.get((kind, name.lower())) or self._next(kind))
+        told = self.values.get((kind, name.lower())) or self.values.get((kind, value.lower())) or self._next(kind)
+        for one in (value, name) if name.lower() not in self.common else (value,):
+            self.values.setdefault((kind, one.lower()), told)
         self.__dict__.pop("_names", None)
         self._text.cache_clear()
 
     @cached_property
     def _names(self) -> re.Pattern[str] | None:
         """Every learned name, the longest first."""
-        names = sorted((v for kind, v in self.values if kind in ("host", "user")), key=lambda one: (-len(one), one))
+        found = (key[1] for key in self.values if key[0] in ("host", "user") and key not in self.ambiguous)
+        names = sorted(found, key=lambda one: (-len(one), one))
         return bounded(names)
 
     @cached_property
@@ -175,11 +154,11 @@ class Redactor:
             case str():
                 if name in _LITERALS and self._ours(data):
                     return data
-                kind = _kind_of(name)
-                if kind is not None and _worth(kind, data) and not PLACEHOLDER.fullmatch(data):
+                kind = field_kind(name)
+                if kind is not None and worth(kind, data) and not PLACEHOLDER.fullmatch(data):
                     return self.placeholder(kind, data)
                 return self.placeholder("secret", data) if name and hides(name, data) else self.text(data)
-            case int() if not isinstance(data, bool) and _kind_of(name) == "serial":
+            case int() if not isinstance(data, bool) and field_kind(name) == "serial":
                 return self.placeholder("serial", str(data))
             case _:
                 return data
@@ -315,26 +294,16 @@ class Redactor:
         for start, end, name in sorted(spots):
             value = match.string[start:end].rstrip(".")
             kind: Kind = "host" if name in ("host", "domain") else "user"
-            known = (kind, value.lower()) in self.values or value.lower() in self.common
+            known = (kind, value.lower()) in self.values or (kind, value.lower()) in self.ambiguous
             made += match.string[last:start]
-            made += self.placeholder(kind, value) if known and _worth(kind, value) else match.string[start:end]
-            last = start + len(value) if known and _worth(kind, value) else end
+            made += self.placeholder(kind, value) if known and worth(kind, value) else match.string[start:end]
+            last = start + len(value) if known and worth(kind, value) else end
         return made + match.string[last : match.end()]
 
     def _name(self, match: re.Match[str]) -> str:
         folded = match[0].lower()
         kind: Kind = "host" if ("host", folded) in self.values else "user"
         return self.placeholder(kind, match[0])
-
-
-def bounded(names: Iterable[str]) -> re.Pattern[str] | None:
-    """Finds each of ``names`` where it is a word of its own, in either case; None without any. Underscores part words,
-    but for names of up to four letters."""
-    made = "|".join(
-        rf"(?<![A-Za-z0-9{'_' if len(one) < 5 else ''}]){re.escape(one)}(?![A-Za-z0-9{'_' if len(one) < 5 else ''}])"
-        for one in names
-    )
-    return re.compile(made, re.IGNORECASE) if made else None
 
 
 def _pattern(kind: Kind, value: str) -> str:
@@ -356,34 +325,6 @@ def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             made.append((start, end))
     return made
-
-
-def _kind_of(name: str) -> Kind | None:
-    """What the name of a field says of its value."""
-    words = set(re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()))
-    if "serial" in words:
-        return "serial"
-    if words & {"uuid", "guid"} or {"machine", "id"} <= words or {"boot", "id"} <= words:
-        return "uuid"
-    if words & {"hostname", "nodename", "fqdn"}:
-        return "host"
-    return "user" if words & {"username", "user", "login"} and len(words) == 1 else None
-
-
-def _worth(kind: Kind, value: str) -> bool:
-    """Whether a value under a telling name tells anything."""
-    if kind == "host":
-        return not personal.is_public_host(value) and not value[:1].isdigit()
-    return len(value) > 1 and value.lower() not in (
-        "root",
-        "user",
-        "none",
-        "null",
-        "unknown",
-        "nobody",
-        "true",
-        "false",
-    )
 
 
 def _lines(text: str) -> list[str]:

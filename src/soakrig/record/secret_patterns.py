@@ -96,6 +96,8 @@ HEX_LEAST, RANDOM_LEAST = 24, 16
 
 def hides(name: str, value: str) -> bool:
     """Whether ``value`` behind ``name`` is a secret: the name says so, and the value is one (a count is none)."""
+    if re.search(r"(?:error|exception|warning)$", name, re.IGNORECASE):
+        return False
     if len(value) < 3 or value.lower().strip("[]<>\"'") in _NOTHING or not is_secret(_spaced(name)):
         return False
     return bool(_STRONG.search(name)) or not _NUMBER.fullmatch(value)

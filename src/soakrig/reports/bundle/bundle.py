@@ -14,8 +14,9 @@ import orjson
 from soakrig.errors import PreflightRefusedError
 from soakrig.record.campaign import CampaignResult
 from soakrig.record.leaks import Leak, LeakCheck
+from soakrig.record.private_things import Known
 from soakrig.record.quotes import Quotes
-from soakrig.record.redactor import Known, Redactor
+from soakrig.record.redactor import Redactor
 from soakrig.reports.bundle.issue import Told, issue_text, redactions_text
 from soakrig.reports.bundle.redacted_run import Cleaner, redacted_run
 from soakrig.reports.bundle.reproducer import PAYLOAD, SCRIPT, Payload, kernel_log_alone, script
@@ -26,6 +27,9 @@ from soakrig.reports.run_view import RunView
 ISSUE, REDACTIONS, PAGE = "issue.md", "redactions.md", "report.html"
 MOST_TOLD = 12
 """Leaks that a refusal names."""
+CONTENT = ("tool_malformed", "degenerate", "answerless", "malformed")
+"""Outcomes whose reasons quote an answer."""
+_PAYLOAD_MARK = b'{"note":"SIMULATED: a planted fault took part in the run that these requests are of"}\n'
 _VOCABULARY = ("campaign.py", "events.py", "manifest.py", "outcome.py", "result.py", "signal.py")
 _MORE_WORDS = (
     "localhost root user users admin nobody none null true false assistant function system developer xid nvrm pci"
@@ -98,11 +102,12 @@ class Bundle:
             alone = kernel_log_alone(self.view)
             files |= {
                 SCRIPT: script(signature, simulated=simulated, needs_kernel_log=alone),
-                PAYLOAD: payload.data,
+                PAYLOAD: (_PAYLOAD_MARK if simulated else b"") + payload.data,
             }
         names = sorted([*files, REDACTIONS])
         files[REDACTIONS] = redactions_text(self.cleaner, payload, simulated=simulated, names=names).encode()
-        check(files, LeakCheck(self.known, redactor.literals(), _page_digests()))
+        known = [one for one in self.known if (one.kind, one.value.lower()) not in redactor.ambiguous]
+        check(files, LeakCheck(known, redactor.literals(), _page_digests()))
         return files
 
 
@@ -132,7 +137,11 @@ def _quotes(texts: RunTexts) -> Quotes:
             stack += one.values()
         elif isinstance(one, list):
             stack += one
-    return Quotes(dict.fromkeys(documents))
+    quotes = Quotes(dict.fromkeys(documents))
+    for event in texts.events:
+        if event.get("outcome") in CONTENT:
+            quotes.answer(str(event.get("why", "")))
+    return quotes
 
 
 def _log(text: str, what: str, *, simulated: bool) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any
 
 from soakrig.record.campaign import CampaignResult, Span
 from soakrig.record.outcome import OUTCOMES
-from soakrig.record.redactor import KINDS
+from soakrig.record.private_things import KINDS
 from soakrig.record.signal import Signal
 from soakrig.reports.bundle.redacted_run import Cleaner
 from soakrig.reports.bundle.reproducer import Payload
@@ -76,7 +76,7 @@ def redactions_text(cleaner: Cleaner, payload: Payload | None, *, simulated: boo
         "payload": payload,
         "keep_text": quotes is None,
         "quoted": 0 if quotes is None else quotes.hidden,
-        "ambiguous": sorted(redactor.ambiguous),
+        "ambiguous": sorted({kind for kind, _ in redactor.ambiguous}),
         "simulated": simulated,
         "names": names,
     }

@@ -79,7 +79,9 @@ def test_a_planted_fault_comes_again_from_the_bundle_and_nobody_is_in_it(tmp_pat
         files = {path.name: path.read_bytes() for path in folder.iterdir()}
         assert survivors(files) == []
         assert all(b"simulated" in data.lower() for data in files.values())
-        exact = re.search(r"([\d,]+) texts, ([\d,]+) tokens \(the engine's /tokenize\), 0 of", files["issue.md"].decode())
+        exact = re.search(
+            r"([\d,]+) texts, ([\d,]+) tokens \(the engine's /tokenize\), 0 of", files["issue.md"].decode()
+        )
         assert exact is not None
         clean = repro(folder, engine.base, "--kernel-log", str(kernel))
         assert clean.returncode == 0, clean.stdout + clean.stderr

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,10 @@ def test_the_same_bytes_whoever_makes_it(tmp_path: Path) -> None:
         subprocess.run(argv, check=True, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True)
     one, other = (tmp_path / "1.tar.gz", tmp_path / "2.tar.gz")
     assert one.read_bytes() == other.read_bytes()
+    with tarfile.open(one) as tar:
+        entries = tar.getmembers()
+    assert [entry.name for entry in entries] == sorted(f"run-bundle/{name}" for name in FILES)
+    assert {(entry.mode, entry.mtime, entry.uid, entry.uname) for entry in entries} == {(0o600, 0, 0, "")}
     assert one.stat().st_mode & 0o777 == 0o600
 
 

@@ -44,6 +44,9 @@ def test_one_top_level_name_in_the_wheel_and_the_data_is_in_it(tmp_path: Path) -
         "reports/templates/campaign.css",
         "reports/templates/run.html.jinja",
         "reports/templates/run.js",
+        "reports/templates/bundle_issue.md.jinja",
+        "reports/templates/bundle_redactions.md.jinja",
+        "reports/bundle/standalone.py",
     ):
         assert f"soakrig/{data}" in names
 

@@ -57,6 +57,8 @@ GOES = [
     ("peer [2001:db8::42]:80", "2001:db8::42"),
     ("path=/home/kim%20x", "kim"),
     ('{"a": "\\/home\\/kim\\/x"}', "kim"),
+    ("told by kim.larsen@github.com", "larsen"),
+    ("dump 2f7372762f6b696d end", "2f7372762f6b696d"),
 ]
 
 

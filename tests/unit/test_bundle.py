@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from bisect_stub import StubExecutor, campaign, create, guilty, loop
 from builders import T0, ended, kernel_live
 from run_folders import long_run, write_run
 from seeded_run import seeded_run
@@ -209,3 +210,20 @@ def test_bad_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_scripts_words_are_plain_text_for_everybody() -> None:
     assert {"fault", "engine", "kernel"} <= our_words()
     assert not {"mwinterfeld", "titan"} & our_words()
+
+
+def test_the_arms_of_the_runs_campaign_are_told(tmp_path: Path) -> None:
+    """The run lies in its campaign's folder, or the campaign is named."""
+    place = tmp_path / "bisect-of-mwinterfeld"
+    spec = campaign("A", "B")
+    executor = StubExecutor(guilty("A"))
+    with create(place, spec, executor) as journal:
+        loop(journal, spec, executor).run()
+    inside, outside = seeded_run(place / "run-of-it"), seeded_run(tmp_path / "run")
+    for run, options in ((inside, ()), (outside, ("--campaign", str(place)))):
+        files = bundled(run, tmp_path / "b.tar.gz", *options)
+        issue = files["issue.md"].decode()
+        assert re.search(r"\| `A=0` \| CLEARED to at least [\d.]+", issue)
+        assert "`bisect-of-user-" in issue
+        assert survivors(files) == []
+    assert "No campaign is known" in bundled(outside, tmp_path / "b.tar.gz")["issue.md"].decode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import random
 import string
+import time
 from urllib.parse import quote
 
 import pytest
@@ -167,3 +168,15 @@ def test_no_wrapping_helps(what: str, how: str) -> None:
     redactor = corpus_redactor()
     made = redactor.text(f"seen {wrapped} here").encode().lower()
     assert not any(form in made for form in forms_of(secret))
+
+
+@pytest.mark.parametrize(
+    "piece", ["key", "a", "a.", "/a", "%41", "\\u0041", "QUJD", "x://", "--key ", "1:", "ab", '{"a":']
+)
+def test_no_text_takes_for_ever(piece: str) -> None:
+    """100 kB on one line, in at most a second of this process's time: nothing is tried from every place to the end."""
+    text = piece * (100_000 // len(piece))
+    redactor, began = Redactor(), time.process_time()
+    redactor.learn(text)
+    redactor.text(text)
+    assert time.process_time() - began < 1.0

@@ -77,6 +77,8 @@ def bundle(
     notes = report_console(stderr=True)
     if keep_text:
         notes.print("PROMPTS ARE IN THIS ARCHIVE as they were sent (--keep-text).", style="bold yellow")
+    if view.running:
+        notes.print("This run goes on: the archive has what there was.", style="yellow")
     for text in view.missing:
         notes.print(f"missing: {text}", style="yellow", markup=False)
     hidden = {kind: count for kind, count in made.cleaner.redactor.counts.items() if count}

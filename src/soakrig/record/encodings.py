@@ -11,8 +11,8 @@ from urllib.parse import unquote
 
 DEPTH = 3
 """Wrappings within each other that are taken off."""
-PERCENT = re.compile(r"(?:[^\s\"'<>%]*%[0-9A-Fa-f]{2})+[^\s\"'<>]*")
-ESCAPED = re.compile(r"[^\s]*\\(?:u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|/)[^\s]*")
+PERCENT = re.compile(r"(?<![^\s\"'<>])(?:[^\s\"'<>%]*%[0-9A-Fa-f]{2})+[^\s\"'<>]*")
+ESCAPED = re.compile(r"(?<!\S)[^\s]*\\(?:u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|/)[^\s]*")
 BASE64 = re.compile(r"(?<![A-Za-z0-9+/_=-])(?:[A-Za-z0-9+/]{12,}|[A-Za-z0-9_-]{12,})={0,2}")
 HEX = re.compile(r"(?<![0-9A-Za-z])(?:(?:0x)?(?:[0-9a-f]{2}){8,}|(?:[0-9A-F]{2}){8,})(?![0-9A-Za-z])")
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(/))")

@@ -41,7 +41,9 @@ INSTALLED = re.compile(r"/(?:site-packages|dist-packages|python3(?:\.\d+)?)/")
 """What lies below is a package's own, and the same everywhere."""
 CODE_FILE = re.compile(r"[\w.-]+\.(?:py|pyx|so(?:\.\d+)*|c|cc|cpp|cu|cuh|h|hpp|rs)")
 
-URL_HOST = re.compile(r"[a-z][a-z0-9+.-]*://(?:[^\s/@\"'<>]*@)?(?P<host>[A-Za-z0-9][A-Za-z0-9.-]*)", re.IGNORECASE)
+URL_HOST = re.compile(
+    r"(?<![a-z0-9+.-])[a-z][a-z0-9+.-]*://(?:[^\s/@\"'<>]*@)?(?P<host>[A-Za-z0-9][A-Za-z0-9.-]*)", re.IGNORECASE
+)
 DOMAIN = re.compile(
     r"(?<![\w@/.-])(?:[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?\.)"
     r"(?:(?:[A-Za-z0-9-]+\.)+(?:com|net|org|io|ai|dev|cloud|edu|gov|eu|de|uk|fr|ch|nl|at|it|es|pl|se|us|ca|jp|cn|info|local)"

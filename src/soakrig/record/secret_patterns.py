@@ -52,13 +52,14 @@ HEADER = re.compile(
     re.IGNORECASE,
 )
 """A credential behind its scheme, as in a header of HTTP."""
-LOGIN = re.compile(r"(?P<before>[a-z][a-z0-9+.-]*://)(?P<value>[^\s/@\"'<>]+)(?=@)", re.IGNORECASE)
+LOGIN = re.compile(r"(?<![a-z0-9+.-])(?P<before>[a-z][a-z0-9+.-]*://)(?P<value>[^\s/@\"'<>]+)(?=@)", re.IGNORECASE)
 """``user:password`` of a URL."""
 
 _NAME = (
-    r"[\w.-]*(?:key|keys|token|tokens|secret|secrets|password|passwd|pwd|passphrase|credential|credentials|cookie|bearer|"
-    r"auth|authorization)[\w]*"
+    r"(?=[\w.-]{0,60}?(?:key|token|secret|passw|pwd|passphrase|credential|cookie|bearer|auth))[\w.-]{1,100}"
+    r"(?![\w.-])"
 )
+"""A name that may be a secret's; whether it is, ``hides`` says. It has an end, so that no text takes for ever."""
 NAMED = re.compile(
     rf"(?P<name>(?<![\w.-]){_NAME})"
     r"(?P<between>\\?[\"']?\s*(?:=>|[:=]|\sis\s|\swas\s)\s*[\[(]?\\?[\"']?)"

@@ -50,6 +50,9 @@ def test_one_top_level_name_in_the_wheel_and_the_data_is_in_it(tmp_path: Path) -
         "reports/templates/plan.css",
         "reports/templates/plan_bars.svg.jinja",
         "reports/templates/plan_lines.svg.jinja",
+        "reports/templates/bundle_issue.md.jinja",
+        "reports/templates/bundle_redactions.md.jinja",
+        "reports/bundle/standalone.py",
     ):
         assert f"soakrig/{data}" in names
 

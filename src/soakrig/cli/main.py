@@ -11,7 +11,7 @@ import typer
 
 import soakrig
 from soakrig.cli import bisect as bisect_verb
-from soakrig.cli import compare, doctor, engine, measure, plan, report, repro, run, watch
+from soakrig.cli import bundle, compare, doctor, engine, measure, plan, report, repro, run, watch
 from soakrig.cli.output import emit_json, forget_stdout, open_closed_streams
 from soakrig.errors import SoakrigError
 from soakrig.reports.terminal import LastingConsole
@@ -51,6 +51,7 @@ app.command("run")(run.run)
 app.command("watch")(watch.watch)
 app.command("report")(report.report)
 app.command("compare")(compare.compare)
+app.command("bundle")(bundle.bundle)
 app.command("doctor")(doctor.doctor)
 app.add_typer(bisect_verb.app, name="bisect", help="Find the one variable that causes a fault, unattended.")
 app.add_typer(repro.app, name="repro")

@@ -30,7 +30,6 @@ from soakrig.errors import EngineStartError, SoakrigError, StoreError
 from soakrig.record.events import Event, TurnDone
 from soakrig.record.judge import Judge
 from soakrig.record.manifest import Plan
-from soakrig.record.redaction import redact_flags, redact_settings
 from soakrig.record.result import Result
 from soakrig.reproducers.registry import find_reproducer
 from soakrig.soak.client import Timeouts
@@ -186,6 +185,7 @@ class ArmLauncher:
         campaign = launch.campaign
         arm, limits = campaign.arm(launch.arm), campaign.limits
         reproducer, options = find_reproducer(campaign.reproducer), campaign.load.options()
+        order = campaign.order(arm)
         spec = RunSpec(
             reproducer=campaign.reproducer,
             plan=Plan(conversations=options.conversations, turns=campaign.turns, seconds=None, lanes=None),
@@ -195,8 +195,9 @@ class ArmLauncher:
             kernel_log=campaign.kernel_log,
             max_bad=limits.max_bad,
             tolerated=campaign.tolerated,
-            settings={"set": redact_settings(arm.settings), "args": redact_flags(arm.flags), "arm": arm.name},
-            launched=campaign.order(arm).launched,
+            load=options.recorded(),
+            settings={**order.recorded(), "arm": arm.name},
+            launched=order.launched,
             runs_dir=launch.runs_dir,
             run_id=launch.run_id,
         )

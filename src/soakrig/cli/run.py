@@ -27,7 +27,6 @@ from soakrig.errors import SoakrigError, StoreError, UsageError
 from soakrig.record.duration import parse_duration
 from soakrig.record.gates import FIGURES, parse_gate
 from soakrig.record.manifest import Plan
-from soakrig.record.redaction import redact_flags, redact_settings
 from soakrig.record.result import Result
 from soakrig.record.store import MANIFEST, new_run_id
 from soakrig.reports.live import LiveView
@@ -245,7 +244,8 @@ def run(
         on_fault=cast(Literal["stop", "continue"], _one_of("--on-fault", on_fault, ("stop", "continue"))),
         keep_text=transcript is None or keep_text,
         transcript=facts,
-        settings=_recorded(order) if order is not None else {},
+        load=options.recorded() if transcript is None else {},
+        settings=order.recorded() if order is not None else {},
         launched=order.launched if order is not None else None,
         runs_dir=runs_dir,
         run_id=new_run_id(name),
@@ -318,16 +318,6 @@ def _attached(url: str, pid: int | None, engine_log: Path | None, model: str, ap
         engine_log=engine_log,
         api_key=key,
     )
-
-
-def _recorded(order: Order) -> dict[str, Any]:
-    """What the record keeps of an order: names and values, secrets hidden."""
-    kept: dict[str, Any] = {"set": redact_settings(order.settings), "args": redact_flags(order.flags)}
-    if order.name != EMBEDDED:
-        kept |= {"bundled": order.name, "model": order.model}
-    if order.registry:
-        kept["registry"] = order.registry
-    return kept
 
 
 def _launched(stack: ExitStack, spec: RunSpec, order: Order, notes: Console) -> Target:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from soakrig.soak.conversation import AtLimit, Conversation
 from soakrig.soak.probe import Probe
@@ -21,6 +22,10 @@ class LoadOptions:
     context_limit: int | None = None
     at_limit: AtLimit = "restart"
     result_scale: float = 1.0
+
+    def recorded(self) -> dict[str, Any]:
+        """What a manifest keeps as ``load``; seed and conversations stand there by themselves."""
+        return {name: value for name, value in asdict(self).items() if name not in ("seed", "conversations")}
 
 
 @dataclass(frozen=True)

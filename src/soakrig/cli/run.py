@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, cast
 import typer
 from rich.console import Console
 
+from soakrig.cli.bisect import read_campaign_result
 from soakrig.cli.engine_choice import engine_order
 from soakrig.cli.output import emit_json
 from soakrig.cli.starting import Starting
@@ -24,6 +25,7 @@ from soakrig.engine.environment import parse_settings
 from soakrig.engine.launcher import EngineProcess
 from soakrig.engine.ports import refuse_if_taken, stranger
 from soakrig.errors import SoakrigError, StoreError, UsageError
+from soakrig.record.corrections import corrections_beside
 from soakrig.record.duration import parse_duration
 from soakrig.record.gates import FIGURES, parse_gate
 from soakrig.record.manifest import Plan
@@ -264,7 +266,10 @@ def run(
             notes.print(f"soak: a bug of soakrig {what}: {error!r}", style="bold red", markup=False)
     console = report_console(stderr=as_json)
     resend = str(transcript.resolve()) if transcript is not None and not keep_text else None
-    print_report(console, result, view.series, soaking.folder, resend=resend)
+    found = None
+    with contextlib.suppress(SoakrigError, OSError):  # the runs folder went away; the verdict has been given
+        found = corrections_beside(soaking.folder, read_campaign_result) if soaking.folder is not None else None
+    print_report(console, result, view.series, soaking.folder, resend=resend, corrections=found)
     if as_json:
         emit_json(result.to_json())
     raise typer.Exit(result.exit_code)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from soakrig.record.hazard import upper_95
 from soakrig.record.run_index import RunIndex
-from soakrig.record.run_summary import RunSummary
+from soakrig.record.run_summary import LAUNCHES, CampaignReader, RunSummary, is_campaign
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,24 @@ def corrections_of(index: RunIndex, name: str) -> Corrections | None:
     """Of the run of that id, from an index that is up to date."""
     run = index.get(name)
     return None if run is None else corrections(run, index.with_settings(run.settings))
+
+
+def outlived_launches(index: RunIndex, campaign: str) -> list[Corrections]:
+    """Of the clean launches of a campaign those that a later run outside of it speaks against."""
+    found = (corrections(row, index.with_settings(row.settings)) for row in index.launches(campaign))
+    return [one for one in found if one is not None and one.outlived_by]
+
+
+def corrections_beside(folder: Path, campaigns: CampaignReader | None = None) -> Corrections | None:
+    """Of a run folder, from the runs folder that it stands in: by the index that is there, else by reading what stands
+    beside it, which writes nothing. Raises ``RecordError`` where that folder cannot be read."""
+    place = folder.resolve()
+    runs_dir = place.parent
+    if runs_dir.name == LAUNCHES and is_campaign(runs_dir.parent):
+        runs_dir = runs_dir.parent.parent
+    with RunIndex(runs_dir, keep=False, campaigns=campaigns) as index:
+        index.refresh()
+        return corrections_of(index, place.relative_to(runs_dir).as_posix())
 
 
 def _passed(one: RunSummary) -> bool:

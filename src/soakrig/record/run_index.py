@@ -12,11 +12,11 @@ import os
 import secrets
 import sqlite3
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import orjson
 
@@ -32,11 +32,13 @@ from soakrig.record.run_summary import (
     unreadable,
 )
 
+Answer = TypeVar("Answer")
 INDEX = ".index.sqlite"
 APPLICATION = 0x536F4978  # "SoIx"; https://sqlite.org/pragma.html#pragma_application_id
 SCHEMA = 1
 """In ``user_version``. Any other number means: made by another version, make it anew."""
 
+TRIES = 3
 _JSON = ("signatures", "launch_results")
 _FLAGS = ("settings_known", "counted", "simulated", "running")
 _COLUMNS = tuple(field.name for field in fields(RunSummary))
@@ -78,11 +80,7 @@ class RunIndex:
         with self._lock:
             if self.place is not None and not self.place.exists():
                 self._reopen()
-            try:
-                return self._refresh()
-            except sqlite3.DatabaseError:
-                self._reopen()
-                return self._refresh()
+            return self._insisting(self._refresh)
 
     def rows(self) -> list[RunSummary]:
         """Every row, the newest first."""
@@ -96,19 +94,40 @@ class RunIndex:
         """Runs and launches with these settings, the oldest first."""
         return self._query("WHERE settings = ? AND settings != '' ORDER BY created, id", settings)
 
+    def launches(self, campaign: str) -> list[RunSummary]:
+        """Those of a campaign, by name."""
+        return self._query("WHERE campaign = ? AND campaign != '' ORDER BY id", campaign)
+
     def folder(self, row: RunSummary) -> Path:
         """Where it is."""
         return self.runs_dir / row.id
 
     def _query(self, rest: str, *values: str) -> list[RunSummary]:
+        def read() -> list[Any]:
+            return self._db.execute(f"{_READ} {rest}", values).fetchall()
+
+        def read_anew() -> list[Any]:
+            self._refresh()
+            return read()
+
         with self._lock:
             try:
-                found = self._db.execute(f"{_READ} {rest}", values).fetchall()
+                found = read()
             except sqlite3.DatabaseError:
                 self._reopen()
-                self._refresh()
-                found = self._db.execute(f"{_READ} {rest}", values).fetchall()
+                found = self._insisting(read_anew)
         return [_row(one) for one in found]
+
+    def _insisting(self, do: Callable[[], Answer]) -> Answer:
+        """``do``; again with the file made anew where it was deleted or broken meanwhile, and at last in memory."""
+        for _ in range(TRIES):
+            try:
+                return do()
+            except sqlite3.DatabaseError:
+                self._reopen()
+        self._db.close()
+        self.place, self._db = None, _in_memory()
+        return do()
 
     def _refresh(self) -> int:
         known: dict[str, tuple[str, bool, str]] = {
@@ -174,7 +193,7 @@ class RunIndex:
                 self.place = place
                 return db
         self.place = None
-        return _laid_out(sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False))
+        return _in_memory()
 
     def _places(self, *, keep: bool) -> list[Path]:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "soakrig"
@@ -185,6 +204,10 @@ class RunIndex:
         with contextlib.suppress(OSError):
             cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         return places
+
+
+def _in_memory() -> sqlite3.Connection:
+    return _laid_out(sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False))
 
 
 def _open_file(place: Path) -> sqlite3.Connection:
@@ -199,7 +222,8 @@ def _open_file(place: Path) -> sqlite3.Connection:
                 db.execute("BEGIN IMMEDIATE")  # can it be written?
                 db.execute("ROLLBACK")
                 db.execute(f"{_READ} LIMIT 1").fetchall()
-                return db
+                if db.execute("PRAGMA quick_check(1)").fetchone()[0] == "ok":
+                    return db
             if mark not in (0, APPLICATION):
                 raise OSError(f"{place} is a database of something else")
         except sqlite3.OperationalError as error:
@@ -221,7 +245,6 @@ def _create(place: Path) -> sqlite3.Connection:
     try:
         os.close(os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         _laid_out(_connect(beside)).close()
-        place.with_name(f"{place.name}-journal").unlink(missing_ok=True)
         beside.replace(place)
     finally:
         beside.unlink(missing_ok=True)
@@ -239,7 +262,13 @@ def _laid_out(db: sqlite3.Connection) -> sqlite3.Connection:
 def _connect(place: Path) -> sqlite3.Connection:
     uri = f"{place.absolute().as_uri()}?mode=rw"
     db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=10.0)
-    db.execute("PRAGMA synchronous = OFF")  # it can be made anew
+    # it can be made anew; and a journal file could meet the database that another process puts in its place
+    try:
+        db.execute("PRAGMA synchronous = OFF")
+        db.execute("PRAGMA journal_mode = MEMORY")
+    except sqlite3.Error:
+        db.close()
+        raise
     return db
 
 

@@ -5,22 +5,27 @@ from __future__ import annotations
 import io
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import pytest
 from rich.console import Console
 
 from builders import T0, dead, done, ended, kernel_live, manifest, sent, xid
-from campaign_results import campaign, launch
+from campaign_results import campaign, launch, single
 from run_folders import HOSTILE, long_run, write_run
 from soakrig.cli.main import invoke
 from soakrig.cli.report import look_beside
-from soakrig.record.corrections import Corrections, corrections_beside
+from soakrig.record.corrections import Corrections, corrections_beside, outlived_launches
 from soakrig.record.events import Event
 from soakrig.record.hazard import upper_95
 from soakrig.record.run_index import INDEX, RunIndex
-from soakrig.record.run_summary import CampaignReader
+from soakrig.record.run_summary import CampaignReader, RunSummary
 from soakrig.record.same_settings import settings_hash
-from soakrig.reports.corrections import correction_lines, headline, joint
+from soakrig.record.store import EVENTS, RunReader
+from soakrig.reports.campaign_page import campaign_html, campaign_markdown
+from soakrig.reports.corrections import correction_lines, headline, joint, launch_lines
+from soakrig.reports.followed_run import FollowedRun
+from soakrig.reports.run_list import Asked, list_page
 from soakrig.reports.run_page import run_html, run_markdown
 from soakrig.reports.run_view import read_run
 from soakrig.reports.terminal import print_report
@@ -210,3 +215,54 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     console = Console(file=stream, width=100, highlight=False)
     print_report(console, view.result, view.series, before, corrections=view.corrections)
     assert "\x1b" not in stream.getvalue()
+
+
+def test_a_campaign_whose_clean_launch_was_outlived(tmp_path: Path) -> None:
+    folder = tmp_path / "night"
+    for number in (1, 2):
+        passes(folder / "runs" / f"{number:04d}-one", 1.0 + number)
+    faults(tmp_path / "later", 9.0)
+    launches = [launch(n, "one", result, 60.0, folder=f"runs/{n:04d}-one") for n, result in ((1, "clean"), (2, "void"))]
+    (folder / "journal.sqlite").touch()
+    with RunIndex(tmp_path, keep=False, campaigns=lambda folder: campaign([], launches)) as index:
+        index.refresh()
+        (told,) = launch_lines(outlived_launches(index, "night"))
+        (row,) = list_page("runs", index.rows(), Asked(verdict="contradicted")).rows
+    assert told.startswith("Clean here and outlived: night/runs/0001-one (")
+    assert "later (" in told
+    assert "1 fault in 90 turns" in told
+    assert (row.summary.id, row.outlived, row.corrections) == ("night", True, [told])
+    assert told.partition(" (")[0] in campaign_html(single(), [told])
+    assert "**later runs:** Clean here" in campaign_markdown(single(), [told])
+
+
+def test_the_list_is_cut_into_pages_and_shows_launches_of_one_campaign(tmp_path: Path) -> None:
+    rows = [
+        RunSummary(id=f"r{n:03d}", kind="run", created=float(n), verdict="pass", faults=0, exposure=1)
+        for n in range(250)
+    ][::-1]
+    rows.append(RunSummary(id="c/runs/1", kind="launch", campaign="c"))
+    page = list_page("runs", rows, Asked(page=3))
+    assert (len(page.rows), page.rows[0].name, page.later) == (50, "r049", "")
+    assert Asked.of_query(dict(parse_qsl(page.earlier.removeprefix("/?")))) == Asked(page=2)
+    assert list_page("runs", rows, Asked(page=10**6)).rows == page.rows
+    assert [row.name for row in list_page("runs", rows, Asked(of="c")).rows] == ["1"]
+    assert list_page("runs", rows, Asked(order="oldest")).rows[0].name == "r000"
+    odd = Asked.of_query({"verdict": "<script>", "page": "-1", "order": "x"})
+    assert odd == Asked()
+
+
+def test_a_run_is_followed_by_what_was_added(tmp_path: Path) -> None:
+    events = long_run(20, faults=1)
+    folder = write_run(tmp_path / "now", events, turns=20, result=False)
+    raw = (folder / EVENTS).read_bytes()
+    (folder / EVENTS).write_bytes(raw[: len(raw) // 2])
+    followed = FollowedRun(folder)
+    first = followed.look()
+    assert 0 < first["turns"] < 20
+    (folder / EVENTS).write_bytes(raw)
+    now = followed.look()
+    assert (now["turns"], now["planned"], now["running"]) == (20, 20, False)
+    assert now["faults"] == ["Xid 31 FAULT_PDE"]
+    assert now["newest"][0]["turn"] == 20
+    assert now["upper_95"] == RunReader(folder).judge().result().hazard.upper_95

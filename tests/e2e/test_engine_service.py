@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import pty
+import resource
 import signal
 import stat
 import subprocess
@@ -23,6 +24,7 @@ from e2e.soaking import wait_for
 from soakrig.engine import keeper
 from soakrig.engine.serving import cgroup
 from soakrig.engine.serving.folder import Hint, boot_id
+from soakrig.engine.serving.processes import find_launch, port_of
 
 
 @pytest.fixture
@@ -227,6 +229,53 @@ def test_in_front_ctrl_c_stops_it_and_kill_9_does_too(box: Box) -> None:
         assert command.wait(60) == code
         box.gone(box.one)
         all_ended(launch)
+
+
+def test_in_front_kill_9_before_its_supervisor_looked_at_it_ends_it_too(box: Box) -> None:
+    command = box.start("serve", box.one)
+    wait_for("a supervisor", lambda: find_launch(box.one, box.root) is not None)
+    supervisor = box.launch(box.one).stats[0]
+    os.kill(supervisor.pid, signal.SIGSTOP)
+    command.kill()
+    command.wait()
+    os.kill(supervisor.pid, signal.SIGCONT)
+    box.gone(box.one)
+    assert "whoever started it is gone" in box.folder(box.one).supervisor_log.read_text()
+
+
+def test_stopped_while_its_canary_is_answered_it_is_not_called_ready(tmp_path: Path) -> None:
+    with Box(tmp_path, "[models.{one}.canary]\nmax_tokens = 3900\n") as box:
+        command = box.start("serve", box.one, "--detach")
+        wait_for("a port", lambda: find_launch(box.one, box.root) is not None and port_of(box.launch(box.one))[1], 60.0)
+        supervisor = box.launch(box.one).supervisor
+        assert supervisor is not None
+        os.kill(supervisor.pid, signal.SIGTERM)
+        out, err = command.communicate(timeout=60)
+        assert (command.returncode, out) == (1, b""), err
+        assert b"given up before it was ready: asked to stop" in err
+        box.gone(box.one)
+
+
+def no_room() -> None:
+    """For a child: a real disk that takes not one byte more (EFBIG; its pipes work on)."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+
+def test_with_a_full_disk_a_model_can_be_stopped_and_a_start_says_why_not(box: Box) -> None:
+    box.json("serve", box.one, "--detach")
+    launch = box.launch(box.one)
+    done = box.start("stop", box.one, preexec_fn=no_room)
+    out, err = done.communicate(timeout=60)
+    assert (done.returncode, out.decode()) == (0, f"{box.one}: stopped\n"), err
+    assert b"cannot be written" in err
+    all_ended(launch)
+    assert not list(box.folder(box.one).path.glob(".*")), "no piece of a file is left"
+    failed = box.start("serve", box.one, "--detach", preexec_fn=no_room)
+    _, err = failed.communicate(timeout=60)
+    assert failed.returncode == 2, err
+    assert b"cannot be written: File too large" in err
+    assert b"XDG_STATE_HOME" in err
+    box.gone(box.one)
 
 
 def test_leaked_shared_memory_is_freed_only_when_nobody_maps_it(box: Box) -> None:

@@ -9,7 +9,9 @@ import pytest
 from browser import CHROMIUM, MISSING, opened
 from builders import T0
 from campaign_results import single
+from plan_builders import BUDGET, raw, traffic
 from run_folders import HOSTILE, long_run, write_case, write_run
+from soakrig.cli.main import invoke
 from soakrig.reports.campaign_page import campaign_html
 from soakrig.reports.run_page import run_html
 from soakrig.reports.run_view import read_run
@@ -97,3 +99,25 @@ def test_a_clean_run_and_a_campaign(tmp_path: Path, width: int, dark: bool) -> N
     with opened(campaign, width=width, dark=dark) as found:
         found.page.locator("summary").first.click()
         assert found.page.locator("#launches-table").is_visible()
+
+
+@pytest.mark.parametrize(("width", "dark"), LOOKS)
+def test_plans_and_a_comparison(tmp_path: Path, width: int, dark: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    raw(tmp_path / "t.i16", traffic(400, 4, 2, 16))
+    (tmp_path / "card.toml").write_text(BUDGET)
+    shape = ["--layers", "4", "--top-k", "2", "--experts", "16"]
+    for name in ("a", "b"):
+        write_run(tmp_path / "runs" / name, long_run(12), turns=12)
+    for words in (
+        ["plan", "curve", "t.i16", *shape],
+        ["plan", "allocate", "t.i16", *shape, "--total", "20"],
+        ["plan", "budget", "card.toml"],
+        ["plan", "levers", "card.toml"],
+        ["compare", "a", "b"],
+    ):
+        assert invoke([*words, "--html", "page.html"]) == 0
+        with opened(tmp_path / "page.html", width=width, dark=dark) as found:
+            assert found.page.locator("h1").count() == 1
+            for table in found.page.locator(".scroll").all():
+                assert table.is_visible()

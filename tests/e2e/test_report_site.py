@@ -62,7 +62,7 @@ def test_the_list(site: ReportSite, width: int, dark: bool) -> None:
         names = tab.locator("#runs tbody tr td.name a").all_inner_texts()
         assert names[0] == "7-night"
         assert names.index("2-faulted") < names.index("1-passed")
-        assert tab.locator("tr[data-id='6-broken'] strong").inner_text() == "unreadable"
+        assert tab.locator("tr[data-id='6-broken'] strong").inner_text() == "unread"
         assert "manifest.json cannot be read" in tab.locator("tr", has_text="6-broken").inner_text()
         passed = tab.locator("tr[data-id='1-passed']").inner_text()
         assert "OUTLIVED" in passed

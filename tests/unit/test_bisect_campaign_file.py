@@ -47,7 +47,7 @@ def read(tmp_path: Path, text: str) -> Campaign:
 def test_a_whole_file(tmp_path: Path) -> None:
     campaign = merge_campaign(read(tmp_path, WHOLE), {})
     assert (campaign.turns, campaign.budget, campaign.confidence) == (12, 5400.0, 0.95)
-    assert campaign.load.options() == LoadOptions(tools=5, max_tokens=16)
+    assert campaign.options == LoadOptions(tools=5, max_tokens=16)
     control, all_off, first, *rest = campaign.arms
     assert dict(control.settings) == {"OMP_NUM_THREADS": "1", "HF_TOKEN": "hidden", "VLLM_MOE_DMA_STAGING": "1"}
     assert control.flags == ("--threads=1", "--max-num-seqs=8")

@@ -103,6 +103,7 @@ def test_a_dead_engine_and_a_bad_turn_contradict_a_pass_too(tmp_path: Path) -> N
     write_run(tmp_path / "late-bad", bad, created=3.0, load=LOAD)
     told = found(before)
     assert names(told.outlived_by) == ["dead", "late-bad"]
+    assert (told.faults, told.exposure) == (2, 61), "an engine that died before its first turn is a fault too"
     assert "engine death" in correction_lines(told)[0]
     assert "truncated" in correction_lines(told)[0]
 

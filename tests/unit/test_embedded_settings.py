@@ -31,6 +31,14 @@ def strikes(settings: Settings, turns: int, context: int = 1000, max_tokens: int
     return [turn for turn in range(1, turns + 1) if clock.turn(context, max_tokens) is not None]
 
 
+def test_a_plant_may_ask_for_so_many_tools() -> None:
+    clock = PlantClock(Plant.parse('{"action": "exit", "min_tools": 8}'), holds=True)
+    assert [clock.turn(100, None, tools) for tools in (0, 7, 8, 50)] == [None, None, "exit", "exit"]
+    assert PlantClock(Plant.parse('{"action": "exit"}'), holds=True).turn(100, None) == "exit"
+    with pytest.raises(ValueError, match="min_tools"):
+        Plant.parse('{"action": "exit", "min_tools": -1}')
+
+
 def test_without_a_seed_each_start_draws_its_own_and_says_which() -> None:
     """Launches of one arm must differ, or thirty of them are one."""
     unseeded, seeded = plant(action="exit", hazard=0.5).plant, plant(action="exit", hazard=0.5, seed=0).plant

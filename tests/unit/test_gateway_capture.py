@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import stat
 from pathlib import Path
 from typing import Any
@@ -107,8 +108,32 @@ def test_a_disk_that_cannot_be_written_costs_only_the_capture(tmp_path: Path) ->
         async with bench(gateway={"captures": captures}, capture=True) as b:
             assert (await b.ask()).clean
             await b.counted("requests_total", 1, outcome="ok")
+            await b.counted("policy_total", 1, policy="capture", effect="lost")
 
     run(main)
+
+
+def test_half_a_capture_is_none(tmp_path: Path) -> None:
+    async def main() -> None:
+        captures = Captures(tmp_path / "c")
+        _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))  # a real disk that is full behind 4 KiB
+        try:
+            assert not await captures.keep(exchange(20_000))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        assert list((tmp_path / "c").iterdir()) == []
+        assert await captures.keep(exchange())
+
+    run(main)
+
+
+def test_a_long_body_has_its_secrets_hidden_too() -> None:
+    body = {"api_key": "sk-1", "auth": {"user": "me", "n": 1}, "messages": [{"content": "x" * BODY_BYTES}]}
+    kept = hide_body(b" " + json.dumps(body).encode())
+    assert len(kept) == BODY_BYTES
+    assert kept.startswith('{"api_key": "[redacted]", "auth": {"user": "[redacted]", "n": 1}, ')
+    assert "sk-1" not in kept
 
 
 def test_folders_that_are_refused(tmp_path: Path) -> None:

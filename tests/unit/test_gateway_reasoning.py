@@ -78,6 +78,46 @@ def test_an_id_that_stood_for_two_thoughts_finds_neither_but_the_place_does() ->
     assert "reasoning" not in moved
 
 
+def agent(task: str, *, answer: str = "", ids: tuple[str, ...] = ("call_0",)) -> list[dict[str, Any]]:
+    """A conversation up to its second answer; two of them differ in the task alone."""
+    first = turn(answer, ids)
+    return [{"role": "user", "content": task}, first, {"role": "tool", "tool_call_id": "call_0", "content": "ok"}]
+
+
+@pytest.mark.parametrize("ids", [("call_0",), ()])
+def test_two_conversations_with_equal_answers_keep_their_own_thoughts(ids: tuple[str, ...]) -> None:
+    memory = ReasoningMemory()
+    one, two = agent("Fix the parser."), agent("Write the docs.")
+    memory.remember(place(one), said("The parser.", content="Done.", ids=ids))
+    memory.remember(place(two), said("The docs.", content="Done.", ids=ids))
+    for before, thought in ((one, "The parser."), (two, "The docs."), (one, "The parser.")):
+        answer = turn("Done.", ids)
+        memory.restore([*before, answer])
+        assert answer["reasoning"] == thought
+    pruned = turn("Done.", ids)
+    memory.restore([*agent("Somebody else's."), pruned])
+    assert "reasoning" not in pruned, "it may be the one or the other"
+
+
+def test_a_rewritten_conversation_is_found_by_its_place_while_that_is_one_thought_s() -> None:
+    memory = ReasoningMemory()
+    before = [
+        USER,
+        turn("Reading.", ()),
+        {"role": "tool", "content": "a long file"},
+        {"role": "user", "content": "And?"},
+    ]
+    memory.remember(place(before), said("So far.", content="In src.", ids=()))
+    before[2] = {"role": "tool", "content": "[removed]"}
+    found = turn("In src.", ())
+    assert memory.restore([*before, found]) == 1
+    assert found["reasoning"] == "So far."
+    memory.remember(place(before), said("Or so.", content="In src.", ids=()))
+    again = turn("In src.", ())
+    before[1] = turn("Rewritten.", ())
+    assert memory.restore([*before, again]) == 0
+
+
 def test_only_the_assistant_s_messages_and_only_with_reasoning() -> None:
     memory = ReasoningMemory()
     memory.remember(place([USER]), Said(["text"], [], ["call_1"]))
@@ -88,12 +128,12 @@ def test_only_the_assistant_s_messages_and_only_with_reasoning() -> None:
 
 
 def test_the_oldest_entries_go_first_and_use_keeps_one() -> None:
-    memory = ReasoningMemory(max_entries=3)
+    memory = ReasoningMemory(max_entries=4)
     for number in range(2):
         memory.remember(place([USER]), said(f"thought {number}", ids=(f"call_{number}",)))
     assert memory.restore([turn(ids=("call_0",))]) == 1
     memory.remember(place([USER]), said("thought 2", ids=("call_2",)))
-    assert len(memory) == 3
+    assert len(memory) == 4
     assert [memory.restore([turn(ids=(f"call_{n}",))]) for n in range(3)] == [1, 0, 1]
 
 

@@ -45,6 +45,11 @@ def test_one_top_level_name_in_the_wheel_and_the_data_is_in_it(tmp_path: Path) -
         "reports/templates/run.html.jinja",
         "reports/templates/run.js",
         "reports/templates/compare.html.jinja",
+        "reports/templates/parts.html.jinja",
+        "reports/templates/plan.html.jinja",
+        "reports/templates/plan.css",
+        "reports/templates/plan_bars.svg.jinja",
+        "reports/templates/plan_lines.svg.jinja",
     ):
         assert f"soakrig/{data}" in names
 

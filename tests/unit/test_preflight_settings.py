@@ -17,6 +17,7 @@ from soakrig.engine.preflight.machine import Machine, Serving, look_for_engine
 from soakrig.engine.registry import load_registry, order_for
 from soakrig.engine.registry_entry import Entry
 from soakrig.errors import PreflightRefusedError, UsageError
+from sparse_checkpoint import glm_checkpoint
 
 
 def found(name: str, entry: Entry, machine: Machine) -> Finding:
@@ -224,7 +225,7 @@ def test_what_has_to_be_installed(tmp_path: Path) -> None:
 
 def test_a_whole_host_that_fits_the_seeds_launch(tmp_path: Path) -> None:
     """Every preflight passes, so that each refusal above is the changed fact's alone."""
-    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 1048576}))
+    glm_checkpoint(tmp_path)
     (tmp_path / "hot.json").write_text("[]")
     libraries = tmp_path / "venv/lib/python3.12/site-packages/torch-2.11.0+cu130.dist-info"
     libraries.mkdir(parents=True)

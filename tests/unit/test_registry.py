@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from soakrig.engine.bundled import EMBEDDED, TINY, VLLM
-from soakrig.engine.checkpoint import read_checkpoint
+from soakrig.engine.checkpoint import own_words
 from soakrig.engine.launch_values import LaunchValues, check_condition, flag_value, holds
-from soakrig.engine.registry import aliases, left_out, load_registry, order_for, render, user_file
+from soakrig.engine.registry import SHIPPED, aliases, left_out, load_registry, order_for, render, user_file
 from soakrig.engine.registry_entry import Entry
 from soakrig.engine.vllm.installation import Installation
 from soakrig.engine.vllm.served_model import ServedModel
@@ -145,6 +145,33 @@ def test_where_the_users_file_is() -> None:
         load_registry(environ={"SOAKRIG_MODELS": "/x.toml"})
 
 
+def test_a_users_file_that_cannot_be_read_is_not_as_good_as_none(tmp_path: Path) -> None:
+    """What ships would be served in place of what the user wrote."""
+    path = tmp_path / "soakrig" / "models.toml"
+    environ = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
+    assert load_registry(environ=environ).files == (SHIPPED,)
+    path.parent.mkdir()
+    for target in ("gone.toml", path.name):  # nowhere, and round in a circle
+        path.unlink(missing_ok=True)
+        path.symlink_to(target)
+        with pytest.raises(UsageError, match=r"models\.toml cannot be read"):
+            load_registry(environ=environ)
+
+
+def test_a_file_without_an_end_is_refused() -> None:
+    with pytest.raises(UsageError, match="has more than"):
+        load_registry(Path("/dev/zero"))
+
+
+def test_a_byte_order_mark_is_no_error(tmp_path: Path) -> None:
+    path = tmp_path / "models.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + HEAD.encode())
+    assert "m" in load_registry(path).models
+
+
+HEAD = "[models.m]\nbackend='embedded'\ncontext=9\n"
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -172,6 +199,18 @@ def test_where_the_users_file_is() -> None:
         ("[model.m]\nbackend='embedded'", ["'model' is no key of a registry"]),
         ("[models]\nm=1", ["no table of tables"]),
         ("[models.m", ["is no TOML"]),
+        (f"{HEAD}flags={'[' * 5000}{']' * 5000}", ["is no TOML", "nested too deeply"]),
+        ("[models.\"m\\n\"]\nbackend='embedded'\ncontext=9", ["small letters"]),
+        (HEAD + 'served_name="a\\u0000"', ["models.m.served_name"]),
+        (HEAD + 'slot="a\\nb"', ["models.m.slot"]),
+        (HEAD + "directory='data'", ["'data'", "/ or ~/"]),
+        (HEAD + "flags=['--threads 2']", ["models.m.flags.0"]),
+        (HEAD + "settings={SOAKRIG_LAUNCH='serve/glm53/1'}", ["SOAKRIG_LAUNCH"]),
+        (HEAD + "[models.m.policies.presets]\nm={}", ["models.m", "'m'", "own name"]),
+        (HEAD + "[models.m.policies.presets]\n''={}", ["presets"]),
+        (HEAD + "[models.m.policies.presets]\nx={chat_template_kwargs={day=2020-01-01}}", ["presets.x", "no JSON"]),
+        (HEAD + "[models.m.policies.presets]\nx={chat_template_kwargs={t=nan}}", ["presets.x", "no JSON"]),
+        (HEAD + "[[models.m.fatal]]\nname='x'\nwhy='y'\nwhen={A='< nan'}", ["'< nan'"]),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, words: list[str]) -> None:
@@ -233,11 +272,12 @@ def test_what_the_checkpoint_says_of_itself(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "model-1.safetensors").write_bytes(b"x" * 100)
     entry = shipped()["glm53"].model_copy(update={"checkpoint": str(tmp_path)})
-    found = read_checkpoint(entry, "/home/o")
-    assert (found.max_positions, found.experts, found.top_k, found.layers) == (1048576, 288, 8, 45)
-    assert (found.quantisation, found.dtype, found.weight_bytes) == ("NVFP4", "bfloat16", 100)
+    found = own_words(entry, "/home/o")
+    config = found.config
+    assert (config.max_positions, config.experts, config.top_k, config.layers) == (1048576, 288, 8, 45)
+    assert (config.quantisation, config.dtype, found.weight_bytes) == ("NVFP4", "bfloat16", 100)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UsageError, match="cannot be read as JSON"):
-        read_checkpoint(entry, "/home/o")
-    assert read_checkpoint(shipped()["embedded"], "/").experts == 32
-    assert read_checkpoint(shipped()["tiny-moe"], "/").max_positions == 32768
+        own_words(entry, "/home/o")
+    assert own_words(shipped()["embedded"], "/").config.experts == 32
+    assert own_words(shipped()["tiny-moe"], "/").config.max_positions == 32768

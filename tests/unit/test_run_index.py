@@ -21,11 +21,13 @@ from builders import T0, manifest
 from campaign_results import running, single
 from run_folders import long_run, write_run
 from soakrig.bisect.journal import JOURNAL
+from soakrig.bisect.minimize.loop import SEARCH
 from soakrig.errors import RecordError
 from soakrig.record.campaign import CAMPAIGN_RESULT
 from soakrig.record.run_index import APPLICATION, INDEX, SCHEMA, RunIndex
 from soakrig.record.run_summary import CAMPAIGN_JOURNAL, RunSummary
 from soakrig.record.store import EVENTS, MANIFEST, RESULT, RunStore
+from soakrig.reproducers.measure.folder import MeasureFolder
 
 
 def rows_of(runs: Path, **options: Any) -> dict[str, RunSummary]:
@@ -221,6 +223,17 @@ def test_campaigns_and_their_launches(tmp_path: Path) -> None:
     }  # fmt: skip
     assert launches["night/runs/run-0004"].kind == "launch"
     assert JOURNAL == CAMPAIGN_JOURNAL
+
+
+def test_what_else_this_tool_leaves_is_no_broken_run(tmp_path: Path) -> None:
+    with MeasureFolder(tmp_path, "speed", {}) as folder:
+        pass
+    (tmp_path / "m" / SEARCH).mkdir(parents=True)
+    (tmp_path / "m" / SEARCH / JOURNAL).touch()
+    rows = rows_of(tmp_path)
+    assert {row.kind for row in rows.values()} == {"other"}
+    assert "soak measure" in rows[folder.path.name].said
+    assert "soak repro minimize" in rows["m"].said
 
 
 def test_a_journal_that_cannot_be_read_is_told(tmp_path: Path) -> None:

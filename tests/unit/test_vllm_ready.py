@@ -97,6 +97,17 @@ def test_ready_is_an_answer(server: Server, engine: Any, asked: tuple[Readiness,
     assert (server.posted[0]["model"], server.posted[0]["max_tokens"]) == ("m", 1)
 
 
+def test_without_a_canary_a_model_that_is_named_is_enough(server: Server, engine: Any) -> None:
+    ready = Readiness(lambda text: None, canary=False)
+    server.models = (503, {})
+    assert ready(engine) is False
+    server.models = (200, MODELS)
+    ready._ask_at = 0.0
+    assert ready(engine) is True
+    assert server.posted == [], "the first generation is the load's"
+    ready.close()
+
+
 @pytest.mark.parametrize(
     ("models", "chat"),
     [

@@ -29,12 +29,11 @@ from soakrig.engine.launcher import EngineProcess
 from soakrig.errors import EngineStartError, SoakrigError, StoreError
 from soakrig.record.events import Event, TurnDone
 from soakrig.record.judge import Judge
-from soakrig.record.manifest import Plan
 from soakrig.record.result import Result
+from soakrig.reproducers.engine_control import EngineControl
 from soakrig.reproducers.registry import find_reproducer
 from soakrig.soak.client import Timeouts
 from soakrig.soak.run import RunSpec, SoakRun
-from soakrig.soak.target import Target
 
 STOP_GRACE_S = 10.0
 ASK_S = 30.0
@@ -132,11 +131,16 @@ class ArmLauncher:
             tell.ended(void(occupied))
             tell.gone([])
             return
-        engines: list[EngineProcess] = []
+        control = EngineControl(
+            lambda number: self._start(launch, tell, lambda: control.give_up(), number),
+            self.clock,
+            vram=find_reproducer(launch.campaign.reproducer).vram,
+            give_up=lambda: f"stopped by {stop.why}" if stop.why else "",
+        )
         left: list[str] = []
         try:
             try:
-                result = self._carried_out(launch, engines, tell, stop)
+                result = self._carried_out(launch, control, tell, stop)
             except _NotToldError as error:
                 raise error.__cause__ or error from None
             except SoakrigError as error:
@@ -146,13 +150,12 @@ class ArmLauncher:
                 result = void(f"a bug of soakrig: {type(error).__name__}: {error}")
             tell.ended(result)
         finally:
-            if engines:
-                left = end_engine(engines[0], launch.campaign.limits.teardown, self.clock)
-        tell.gone(left)
+            if control.engine is not None:
+                left = end_engine(control.engine, launch.campaign.limits.teardown, self.clock)
+        tell.gone(left or control.stuck)
 
-    def _carried_out(self, launch: ArmLaunch, engines: list[EngineProcess], tell: Teller, stop: Stop) -> LaunchResult:
-        engine = self._start(launch, tell, stop)
-        engines.append(engine)
+    def _carried_out(self, launch: ArmLaunch, control: EngineControl, tell: Teller, stop: Stop) -> LaunchResult:
+        engine = control.start_engine()
         _told(tell.started, {"since": engine.create_time, "mark": launch.mark, **process_facts(engine.pid)})
         campaign = launch.campaign
         treatment = prove_treatment(
@@ -161,35 +164,39 @@ class ArmLauncher:
         if treatment.failure:
             return void(f"treatment not in effect: {treatment.failure}")
         _told(tell.ready, {"proofs": dict(treatment.proofs)})
-        result = self._soak(launch, engine, tell, stop)
-        if result.result == "clean" and (found := self._foreign(launch, engine)):
+        result = self._soak(launch, control, tell, stop)
+        if result.result == "clean" and control.engine and (found := self._foreign(launch, control.engine)):
             return void(found)  # a foreign load shifts the timing, and can hide the fault
         return result
 
-    def _start(self, launch: ArmLaunch, tell: Teller, stop: Stop) -> EngineProcess:
+    def _start(self, launch: ArmLaunch, tell: Teller, give_up: Callable[[], str], number: int) -> EngineProcess:
         arm = launch.campaign.arm(launch.arm)
         caller = dict(os.environ if launch.environment is None else launch.environment)
         if launch.card is not None:
             caller["CUDA_VISIBLE_DEVICES"] = launch.card
         order = launch.campaign.order(arm, caller=caller, mark=launch.mark)
         folder = launch.runs_dir / launch.run_id
+        if number > 1:  # the load restarts it: a log of its own
+            folder /= f"engine-{number}"
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(f"cannot make {folder}: {error.strerror or error}") from error
-        return launch_bundled(
-            order, folder, tell.say, tell.progress, lambda: f"stopped by {stop.why}" if stop.why else ""
-        )
+        reproducer = find_reproducer(launch.campaign.reproducer)
+        if reproducer.order is not None:
+            order = reproducer.order(launch.campaign.options, order)
+        return launch_bundled(order, folder, tell.say, tell.progress, give_up)
 
-    def _soak(self, launch: ArmLaunch, engine: EngineProcess, tell: Teller, stop: Stop) -> LaunchResult:
+    def _soak(self, launch: ArmLaunch, control: EngineControl, tell: Teller, stop: Stop) -> LaunchResult:
         campaign = launch.campaign
         arm, limits = campaign.arm(launch.arm), campaign.limits
-        reproducer, options = find_reproducer(campaign.reproducer), campaign.load.options()
+        reproducer, options = find_reproducer(campaign.reproducer), campaign.options
         order = campaign.order(arm)
         spec = RunSpec(
             reproducer=campaign.reproducer,
-            plan=Plan(conversations=options.conversations, turns=campaign.turns, seconds=None, lanes=None),
+            plan=campaign.planned,
             conversations=lambda probe: reproducer.load(options, probe),
+            procedure=reproducer.drive(options, control),
             seed=options.seed,
             timeouts=Timeouts(stall=limits.stall, first_byte=max(limits.first_byte, limits.stall)),
             kernel_log=campaign.kernel_log,
@@ -201,12 +208,8 @@ class ArmLauncher:
             runs_dir=launch.runs_dir,
             run_id=launch.run_id,
         )
-        target = Target(
-            engine.base_url, pid=engine.pid, engine_log=engine.log_path, exit_status=engine.exit_status, launched=True,
-            keeper_pid=engine.keeper_pid,
-        )  # fmt: skip
         watched = _Watched(campaign, tell)
-        soaking = SoakRun(spec, target, self.clock, watched)
+        soaking = SoakRun(spec, control.target, self.clock, watched)
         watched.soaking = soaking
         _told(tell.probing)
         result = asyncio.run(_driven(soaking, stop, limits.run))

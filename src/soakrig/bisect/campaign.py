@@ -190,7 +190,7 @@ class CampaignLoop:
         if spent >= budget:
             self._over("budget", f"the budget of {budget / 3600:.3g} h is spent")
         if self._end is None:
-            _need_room(self.journal.folder)
+            need_room(self.journal.folder)
 
     def _after_reboot(self, stratum: Stratum) -> bool:
         """Whether the last launch there was before a reboot: the control comes first then."""
@@ -240,7 +240,8 @@ def spent_seconds(journal: Journal) -> float:
     return sum(last - began for began, last in journal.spans().values())
 
 
-def _need_room(folder: Path) -> None:
+def need_room(folder: Path) -> None:
+    """Raises ``StoreError`` where a launch would find no room for its run folder."""
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:

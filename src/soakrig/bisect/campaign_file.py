@@ -5,7 +5,7 @@
     engine = "embedded"                 # embedded, tiny-moe, vllm
     model = ""                          # a checkpoint's folder, for vllm alone
     reproducer = "agent-loop"
-    turns = 60                          # of each launch, per conversation
+    turns = 60                          # of each launch, per conversation; left out: the reproducer's own
     budget = "8h"                       # no launch begins after it
     confidence = 0.99                   # that no arm is wrongly cleared
     at_least = 2                        # the factor that CLEARED has to show
@@ -19,8 +19,10 @@
     flags = ["--threads=1"]             # fixed in every arm
     pairs = [["VLLM_MOE_DMA_STAGING", "--max-num-seqs"]]
 
-    [load]                              # parameters of the reproducer: what `soak run` sets by options
+    [load]                              # what `soak run` sets by options; left out: the reproducer's own
     tools = 50
+
+    [load.parameters]                   # what `soak run` sets by --param
 
     [limits]
     start = "30m"                       # until the engine answers; left out: the engine's own
@@ -57,13 +59,14 @@ from pydantic_core import ErrorDetails
 
 from soakrig.bisect.arms import PlannedArm, plan_arms
 from soakrig.bisect.launch_result import Unit, turn_signature
+from soakrig.bisect.limits import Limits, Seconds
 from soakrig.bisect.registry_engine import write_out
 from soakrig.bisect.variables import Variable, check_settings, check_variables, flag_key
 from soakrig.bisect.verdicts import Rule
 from soakrig.clock import RealClock
 from soakrig.engine.bundled import EMBEDDED, Order
 from soakrig.errors import RecordError, UsageError
-from soakrig.record.duration import parse_duration
+from soakrig.record.manifest import Plan
 from soakrig.record.outcome import CONTENT, OutcomeName
 from soakrig.record.redaction import HIDDEN, is_secret, redact_flags, redact_settings
 from soakrig.reproducers.agent_loop import AGENT_LOOP
@@ -87,15 +90,6 @@ def _value(value: Any) -> Any:
     return None if value == UNSET else _text(value)
 
 
-def _seconds(value: Any) -> Any:
-    if isinstance(value, str):
-        try:
-            return parse_duration(value)
-        except UsageError as error:
-            raise ValueError(f"{error.message}; 8h, 90m or 1h30m was expected") from error
-    return value
-
-
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Text = Annotated[str, BeforeValidator(_text), Field(pattern=r"^[^\x00]*$")]
 Flag = Annotated[str, Field(pattern=r"^-[^\x00]+$")]
@@ -104,7 +98,7 @@ OneValue = Annotated[str | None, BeforeValidator(_value)]
 
 
 class Load(BaseModel):
-    """Parameters of the reproducer, as ``LoadOptions`` has them."""
+    """What is said of the load, as ``LoadOptions`` has it; the defaults are those of most reproducers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -116,37 +110,22 @@ class Load(BaseModel):
     context_limit: int | None = Field(default=_DEFAULT.context_limit, ge=1, lt=1 << 31)
     at_limit: AtLimit = _DEFAULT.at_limit
     result_scale: float = Field(default=_DEFAULT.result_scale, gt=0, lt=1e9)
+    parameters: dict[str, bool | int | float | str] = {}
 
-    def options(self) -> LoadOptions:
-        """For a reproducer's ``load``."""
-        return LoadOptions(**self.model_dump())
-
-
-Seconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0, lt=1e9)]
-
-
-class Limits(BaseModel):
-    """Deadlines of the phases of a launch, in seconds."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    start: Annotated[Seconds, Field(gt=0)] | None = None
-    run: Annotated[Seconds, Field(gt=0)] | None = None
-    stall: Annotated[Seconds, Field(gt=0)] = 120.0
-    first_byte: Annotated[Seconds, Field(gt=0)] = 1800.0
-    teardown: Annotated[Seconds, Field(gt=0)] = 120.0
-    cooldown: Seconds = 0.0
-    max_bad: int = Field(default=1, ge=1, lt=1 << 31)
+    @property
+    def given(self) -> dict[str, Any]:
+        """What somebody said of it; the rest is the reproducer's own business."""
+        return self.model_dump(exclude_unset=True)
 
 
 class Campaign(BaseModel):
     """The effective campaign: everything that decides which arms run and how. Immutable.
 
-    ``turns``: cap of a launch, per conversation. ``budget``: seconds. ``confidence``: that no arm is wrongly cleared.
-    ``at_least``: the factor that CLEARED has to show. ``signature``: the fault that is looked for, None for the
-    control's commonest. ``registry``: the model of the registry that ``engine``, ``model``, ``python``,
-    ``own_offload``, ``settings`` and ``flags`` were written out of. ``settings``, ``flags``: fixed in every arm.
-    ``variables``: name -> values, the control's first, None for unset.
+    ``turns``: cap of a launch, per conversation; where nobody says it, ``planned`` has the reproducer's own.
+    ``budget``: seconds. ``confidence``: that no arm is wrongly cleared. ``at_least``: the factor that CLEARED has to
+    show. ``signature``: the fault that is looked for, None for the control's commonest. ``registry``: the model of the
+    registry that ``engine``, ``model``, ``python``, ``own_offload``, ``settings`` and ``flags`` were written out of.
+    ``settings``, ``flags``: fixed in every arm. ``variables``: name -> values, the control's first, None for unset.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -190,14 +169,30 @@ class Campaign(BaseModel):
     @property
     def cap(self) -> float:
         """Exposure of a launch that reaches its end; of output tokens, the most that it can reach."""
-        turns = self.turns * self.load.conversations
-        return float(turns if self.unit == "turns" else turns * self.load.max_tokens)
+        turns = self.planned.total_turns
+        return float(turns if self.unit == "turns" else turns * self.options.max_tokens)
+
+    @property
+    def planned(self) -> Plan:
+        """What one launch does that reaches its end. Raises ``UsageError`` for turns of a reproducer that alone says
+        how many there are; its own number is what ``to_json`` keeps."""
+        reproducer, options = find_reproducer(self.reproducer), self.options
+        said = self.turns if "turns" in self.model_fields_set else None
+        if reproducer.plan is not None and said == reproducer.plan(options).turns:
+            said = None
+        return reproducer.planned(options, said, None)
+
+    @property
+    def options(self) -> LoadOptions:
+        """For the reproducer's ``load``. Raises ``UsageError`` for what means nothing to it."""
+        given = self.load.given
+        return find_reproducer(self.reproducer).options(given, given.pop("parameters", {}))
 
     @property
     def tolerated(self) -> frozenset[OutcomeName]:
         """Outcomes that are no fault here: what the model wrote, unless the fault that is looked for is just that."""
-        hunted = self.signature or ""
-        return frozenset(name for name in CONTENT if not hunted.startswith(turn_signature(name)))
+        hunted = (self.signature,) if self.signature else find_reproducer(self.reproducer).signature
+        return frozenset(name for name in CONTENT if not any(one.startswith(turn_signature(name)) for one in hunted))
 
     @property
     def rule(self) -> Rule:
@@ -207,10 +202,10 @@ class Campaign(BaseModel):
 
     def arm(self, name: str) -> PlannedArm:
         """The arm of that name. Raises ``RecordError``: a journal may be of another version's making."""
-        found = next((arm for arm in self.arms if arm.name == name), None)
-        if found is None:
-            raise RecordError(f"the campaign has no arm {name!r}", remedy="Was its journal made by another version?")
-        return found
+        for arm in self.arms:
+            if arm.name == name:
+                return arm
+        raise RecordError(f"the campaign has no arm {name!r}", remedy="Was its journal made by another version?")
 
     def order(self, arm: PlannedArm, *, caller: Mapping[str, str] | None = None, mark: str = "") -> Order:
         """What to launch for an arm, from the environment of ``caller`` (None: this process's)."""
@@ -223,9 +218,16 @@ class Campaign(BaseModel):
     def check(self) -> Self:
         """Itself, after everything that can be known before a launch was looked at. Raises ``UsageError``: no engine,
         reproducer or variable of that name, settings of an arm that its engine would refuse."""
-        find_reproducer(self.reproducer)
+        reproducer = find_reproducer(self.reproducer)
+        if why := reproducer.not_in_bisect:
+            what = f"{self.reproducer} cannot be the load of a bisect: {why}"
+            raise UsageError(what, remedy="`soak repro list` names the others.")
+        options = self.options
+        if reproducer.check is not None:
+            reproducer.check(options, "launched")
+        _ = self.planned
         KernelLogWatcher(self.kernel_log, RealClock())
-        tool_definitions(self.load.tools)
+        tool_definitions(options.tools)
         for arm in self.arms:
             self.order(arm)
         known = "" if self.own_offload else self.engine  # such a build has variables of its own
@@ -239,10 +241,21 @@ class Campaign(BaseModel):
 
     def to_json(self) -> dict[str, Any]:
         """The whole of it, secrets too, as ``from_json`` reads it: for the journal."""
+        data, options = self.as_said() | {"turns": self.planned.turns}, self.options
+        data["load"] = {name: getattr(options, name) for name in find_reproducer(self.reproducer).uses}
+        if options.parameters:
+            data["load"]["parameters"] = dict(options.parameters)
+        return data
+
+    def as_said(self) -> dict[str, Any]:
+        """The same with load and turns as far as anybody said them: what the reproducer usually has is not there."""
         data = self.model_dump(mode="json")
+        if "turns" not in self.model_fields_set:
+            del data["turns"]
         data["variables"] = {
             name: [UNSET if value is None else value for value in values] for name, values in self.variables.items()
         }
+        data["load"] = self.load.given
         return data
 
     def shown(self) -> dict[str, Any]:
@@ -259,6 +272,10 @@ class Campaign(BaseModel):
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Read what ``to_json`` gave. Raises ``UsageError``."""
+        if "minimize" in data:
+            raise UsageError(
+                "that is a minimisation, not a campaign", remedy="`soak repro minimize DIR` goes on with it."
+            )
         return cls._read(data, "the campaign")
 
     @classmethod
@@ -289,6 +306,7 @@ def merge_campaign(
     given: Mapping[str, Any],
     *,
     load: Mapping[str, Any] | None = None,
+    parameters: Mapping[str, str] | None = None,
     limits: Mapping[str, Any] | None = None,
     settings: Mapping[str, str] | None = None,
     flags: Sequence[str] = (),
@@ -298,23 +316,26 @@ def merge_campaign(
     """``base`` (a file's, or ``Campaign()``) with what the command line says, which wins; checked.
 
     ``given``: scalar fields by name; ``load`` and ``limits``: likewise, of those tables; None stands for what was not
-    given. ``settings`` replace by name, ``flags`` by what they set, ``variables`` by what they set too, in the file's
-    place of it; what is new comes last. ``pairs`` are added. An engine other than the file's drops the file's model.
+    given. ``parameters`` (the reproducer's) and ``settings`` replace by name, ``flags`` and ``variables`` by what they
+    set, in the file's place of it; what is new comes last. ``pairs`` are added. An engine other than the file's drops
+    the file's model.
     """
-    data = base.to_json()
+    data = base.as_said()
     said = {name: value for name, value in given.items() if value is not None}
     if said.get("engine", base.engine) != base.engine:
         data |= {"model": "", "python": "", "own_offload": False}
     data |= said
     data["load"] |= {name: value for name, value in (load or {}).items() if value is not None}
+    if parameters:
+        data["load"]["parameters"] = {**data["load"].get("parameters", {}), **parameters}
     data["limits"] |= {name: value for name, value in (limits or {}).items() if value is not None}
     data["settings"] |= settings or {}
     replaced = {flag_key(flag) for flag in flags if flag.startswith("-")}
     data["flags"] = [flag for flag in base.flags if flag_key(flag) not in replaced] + list(flags)
     data["variables"] = _merged(base.parsed, variables)
     data["pairs"] += [list(pair) for pair in pairs]
-    data = write_out(data, [*base.parsed, *variables])
-    return Campaign._read(data, "the command line").check()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    whole = write_out(data, [*base.parsed, *variables])
+    return Campaign._read(whole, "the command line").check()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 def _merged(old: Sequence[Variable], new: Sequence[Variable]) -> dict[str, list[Any]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from soakrig.bisect.run_states import RunResult
+from soakrig.record.finding import finding_signature
 from soakrig.record.outcome import OUTCOMES, OutcomeName
 from soakrig.record.result import Fault, Result
 
@@ -62,7 +63,8 @@ def signature_of(result: Result, tolerated: Collection[OutcomeName] = ()) -> str
     """One name for a run's fault, the same for the same fault; None without one.
 
     The first fault of the device, else how the engine ended, else another watcher's, else the outcome of a turn. What
-    the watchers of a dying engine say first is a race, so it does not name the fault.
+    the watchers of a dying engine say first is a race, so it does not name the fault. A finding
+    names what nothing else shows.
     """
     device = _first(result.faults, _DEVICE)
     if device is not None:
@@ -77,7 +79,9 @@ def signature_of(result: Result, tolerated: Collection[OutcomeName] = ()) -> str
     if result.offload is not None and result.offload.bad_ids:
         return "expert id out of range"
     bad = (name for name in OUTCOMES if result.outcomes.get(name) and name not in (*_NO_FAULT, *tolerated))
-    return next((turn_signature(name) for name in bad), None)
+    turn = next((turn_signature(name) for name in bad), None)
+    found = (finding_signature(one.name) for one in result.findings if one.says == "fault")
+    return turn or next(found, None)
 
 
 def told_by_device(result: Result) -> bool:

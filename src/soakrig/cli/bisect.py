@@ -19,9 +19,9 @@ from soakrig.bisect.price import Pace
 from soakrig.bisect.resume_unit import install_unit
 from soakrig.bisect.variables import ARG, parse_variables
 from soakrig.cli.campaign_plan import campaign_plan, print_plan
-from soakrig.cli.campaign_session import CampaignSession, make_executor, preflight, unit_installed, write_page
+from soakrig.cli.campaign_session import CampaignSession, make_executor, preflight, unit_installed
 from soakrig.cli.engine_choice import check_registry_machine
-from soakrig.cli.output import emit, emit_json
+from soakrig.cli.output import emit, emit_json, write_page
 from soakrig.engine.bundled import BUNDLED, EMBEDDED
 from soakrig.engine.environment import parse_settings
 from soakrig.errors import SoakrigError, StoreError, UsageError
@@ -35,6 +35,7 @@ from soakrig.reports.campaign_terminal import print_campaign
 from soakrig.reports.campaign_text import inert
 from soakrig.reports.corrections import launch_lines
 from soakrig.reports.terminal import report_console
+from soakrig.reproducers.parameters import split_parameters
 
 LOAD, ENGINE, RULE, CAMPAIGN, ENDING = "The load", "The engine", "When it is enough", "The campaign", "Output"
 START = "start"
@@ -116,17 +117,24 @@ def start(
         str | None, typer.Option(help="Load shape; `soak repro list` names them.", rich_help_panel=LOAD)
     ] = None,
     turns: Annotated[
-        int | None, typer.Option(help="Turns of each launch, per conversation (default: 60).", rich_help_panel=LOAD)
+        int | None,
+        typer.Option(help="Of each launch, per conversation (default: the load's own).", rich_help_panel=LOAD),
     ] = None,
-    conversations: Annotated[int | None, typer.Option(help="In parallel (default: 1).", rich_help_panel=LOAD)] = None,
+    param: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Parameter of the load; `soak repro show NAME` lists "
+                                       "them.", rich_help_panel=LOAD),
+    ] = None,
+    conversations: Annotated[
+        int | None, typer.Option(help="In parallel (default: the load's own).", rich_help_panel=LOAD)
+    ] = None,
     tools: Annotated[
         int | None, typer.Option(help="Tool definitions in every request (default: 50).", rich_help_panel=LOAD)
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Default: 0.", rich_help_panel=LOAD)] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(help="Most tokens of one reply (default: 512).", rich_help_panel=LOAD)
+        int | None, typer.Option(help="Most tokens of one reply (default: the load's own).", rich_help_panel=LOAD)
     ] = None,
-    temperature: Annotated[float | None, typer.Option(help="Default: 0.7.", rich_help_panel=LOAD)] = None,
+    temperature: Annotated[float | None, typer.Option(help="Default: the load's own.", rich_help_panel=LOAD)] = None,
     context_limit: Annotated[
         int | None, typer.Option(help="Where the engine does not say it.", rich_help_panel=LOAD)
     ] = None,
@@ -186,6 +194,7 @@ def start(
     Examples:
       soak bisect VLLM_MOE_DMA_STAGING=1,0 VLLM_MOE_PREFILL_GROUPS=1,0
       soak bisect --engine vllm --model ~/models/M '--arg:--max-num-seqs=8,1' '--arg:--enforce-eager=,""'
+      soak bisect '--arg:--max-num-batched-tokens=4096,8192' --engine vllm --model ~/models/M --repro short-decode
       soak bisect -f campaign.toml --dry-run
 
     \b
@@ -209,6 +218,7 @@ def start(
             "conversations": conversations, "tools": tools, "seed": seed, "max_tokens": max_tokens,
             "temperature": temperature, "context_limit": context_limit, "result_scale": result_scale,
         },
+        parameters=split_parameters(param or []),
         limits={
             "start": _seconds("--start-timeout", start_timeout), "run": _seconds("--run-timeout", run_timeout),
             "stall": _seconds("--stall-timeout", stall_timeout), "cooldown": _seconds("--cooldown", cooldown),
@@ -220,7 +230,7 @@ def start(
         pairs=[_pair(text) for text in pair or []],
     )  # fmt: skip
     if dry_run:
-        plan = campaign_plan(campaign, Pace(hazard, max(1, int(campaign.turns)), turn_seconds, launch_seconds))
+        plan = campaign_plan(campaign, Pace(hazard, campaign.planned.turns or 1, turn_seconds, launch_seconds))
         if as_json:
             emit_json(plan)
         else:

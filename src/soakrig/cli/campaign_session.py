@@ -23,7 +23,7 @@ from soakrig.bisect.resume_unit import UNITS, unit_name
 from soakrig.bisect.stop import Stop
 from soakrig.clock import RealClock
 from soakrig.engine.ports import refuse_if_taken
-from soakrig.errors import PreflightRefusedError, StoreError, UsageError, WatcherError
+from soakrig.errors import PreflightRefusedError, StoreError, WatcherError
 from soakrig.record.campaign import CAMPAIGN_RESULT, CampaignResult
 from soakrig.record.store import write_private
 from soakrig.reports.campaign_live import CampaignView
@@ -95,7 +95,7 @@ class CampaignSession:
         with ExitStack() as stack:
             stack.callback(executor.close)
             stack.enter_context(self._view)
-            asked = stack.enter_context(_signals())
+            asked = stack.enter_context(ending_signals())
             folder = self.journal.folder
             loop = CampaignLoop(
                 self.journal, self.campaign, executor, self.stop, changed=self._changed,
@@ -183,14 +183,6 @@ def _reboot(folder: Path) -> None:
     reboot_host()
 
 
-def write_page(path: Path, text: str) -> None:
-    """A report where the user wants it. Raises ``UsageError``."""
-    try:
-        path.write_text(text, "utf-8")
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror or error}", remedy="Give another path.") from error
-
-
 def _message(result: CampaignResult) -> str:
     faults = sum(arm.faults for arm in result.arms)
     spent = f"{len(result.launches)} launches, {faults} faults, {result.hours:.2g} h"
@@ -198,7 +190,7 @@ def _message(result: CampaignResult) -> str:
 
 
 @contextlib.contextmanager
-def _signals() -> Generator[queue.SimpleQueue[str]]:
+def ending_signals() -> Generator[queue.SimpleQueue[str]]:
     """The signals that end a process, by name as they come; one that is ignored (nohup) stays so. A handler only puts
     the name into the queue, which is safe in a handler (queue.SimpleQueue is reentrant)."""
     names = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from soakrig.bisect.run_comparison import RunFacts, compare_runs
-from soakrig.cli.output import emit_json
-from soakrig.cli.report import write_report
+from soakrig.cli.output import emit_json, write_page
 from soakrig.record.store import find_run
 from soakrig.reports.comparison import comparison_html, comparison_markdown, comparison_parts
 from soakrig.reports.run_settings import differences
@@ -37,9 +36,9 @@ def compare(
     left, right = read_run(find_run(runs_dir, a)), read_run(find_run(runs_dir, b))
     comparison = compare_runs(_facts(left), _facts(right), differences(left.manifest, right.manifest))
     if html is not None:
-        write_report("--html", html, comparison_html(comparison))
+        write_page(html, comparison_html(comparison), "--html")
     if md is not None:
-        write_report("--md", md, comparison_markdown(comparison))
+        write_page(md, comparison_markdown(comparison), "--md")
     if as_json:
         emit_json(comparison.to_json())
     else:

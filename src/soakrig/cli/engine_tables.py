@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from soakrig.engine.checkpoint import Checkpoint, read_checkpoint
+from soakrig.engine.checkpoint import OwnWords, own_words
 from soakrig.engine.preflight.checks import exit_code
 from soakrig.engine.preflight.finding import Finding, gib
 from soakrig.engine.registry import Registry, aliases
@@ -123,20 +123,21 @@ def show_entry(console: Console, entry: Entry, argv: Sequence[str], env: Mapping
     found, why = _checkpoint(entry, home)
     table = plain_table("", "registry", "checkpoint")
     table.columns[1].no_wrap = False
-    seen = found if found is not None else Checkpoint("not read")
+    seen = found if found is not None else OwnWords("not read")
+    said = seen.config
     valid = f", {entry.validated_context:,} validated" if entry.validated_context else ", none validated"
     cap = f"{entry.kv_cap_bytes:,} bytes" if entry.kv_cap_bytes else "-"
     need = entry.host_need_gib
     rows = [
-        ("context", f"{entry.context:,}{valid}", _count(seen.max_positions)),
+        ("context", f"{entry.context:,}{valid}", _count(said.max_positions)),
         ("KV cache", cap, "-"),
         ("utilisation", f"{entry.gpu_memory_utilization:g}" if entry.gpu_memory_utilization else "-", "-"),
-        ("experts", "-", f"{_count(seen.experts)}, top {_count(seen.top_k)}" if seen.experts else "-"),
-        ("layers x width", "-", f"{_count(seen.layers)} x {_count(seen.hidden)}" if seen.layers else "-"),
-        ("numbers", "-", " ".join(part for part in (seen.dtype, seen.quantisation) if part) or "-"),
+        ("experts", "-", f"{_count(said.experts)}, top {_count(said.top_k)}" if said.experts else "-"),
+        ("layers x width", "-", f"{_count(said.layers)} x {_count(said.hidden)}" if said.layers else "-"),
+        ("numbers", "-", " ".join(part for part in (said.dtype, said.quantisation) if part) or "-"),
         ("weights", "-", gib(seen.weight_bytes) if seen.weight_bytes else "-"),
         ("host memory", f"{need:g} GiB" if need is not None else "not said", "-"),
-        ("served as", ", ".join((entry.model_name, *aliases(entry))), seen.architecture or "-"),
+        ("served as", ", ".join((entry.model_name, *aliases(entry))), said.architecture or "-"),
         ("source", entry.backend, seen.source),
     ]
     for row in rows:
@@ -184,9 +185,9 @@ def table_console() -> Console:
     return LastingConsole(highlight=False)
 
 
-def _checkpoint(entry: Entry, home: str) -> tuple[Checkpoint | None, str]:
+def _checkpoint(entry: Entry, home: str) -> tuple[OwnWords | None, str]:
     try:
-        return read_checkpoint(entry, home), ""
+        return own_words(entry, home), ""
     except SoakrigError as error:
         return None, error.message
 

@@ -11,7 +11,7 @@ import typer
 
 import soakrig
 from soakrig.cli import bisect as bisect_verb
-from soakrig.cli import compare, doctor, engine, report, repro, run, watch
+from soakrig.cli import compare, doctor, engine, measure, plan, report, repro, run, watch
 from soakrig.cli.output import emit_json, forget_stdout, open_closed_streams
 from soakrig.errors import SoakrigError
 from soakrig.reports.terminal import LastingConsole
@@ -54,7 +54,9 @@ app.command("compare")(compare.compare)
 app.command("doctor")(doctor.doctor)
 app.add_typer(bisect_verb.app, name="bisect", help="Find the one variable that causes a fault, unattended.")
 app.add_typer(repro.app, name="repro")
+app.add_typer(measure.app, name="measure")
 app.add_typer(engine.app, name="engine")
+app.add_typer(plan.app, name="plan")
 
 
 def soak(argv: Sequence[str] | None = None) -> NoReturn:

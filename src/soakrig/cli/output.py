@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import orjson
+
+from soakrig.errors import UsageError
 
 
 def emit_json(data: Any) -> bool:
@@ -23,6 +26,17 @@ def emit(text: str) -> bool:
         forget_stdout()
         return False
     return True
+
+
+def write_page(path: Path, text: str, option: str = "") -> None:
+    """A report where the user wants it. ``option``: the one that named the path. Raises ``UsageError``."""
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        named = f"{option} {path}".strip()
+        raise UsageError(
+            f"{named} cannot be written: {error.strerror or error}", remedy="Give another path."
+        ) from error
 
 
 def forget_stdout() -> None:

@@ -10,7 +10,7 @@ import typer
 
 from soakrig.bisect.journal import JOURNAL
 from soakrig.cli.bisect import find_campaign, read_campaign_result, show
-from soakrig.cli.output import emit_json
+from soakrig.cli.output import emit_json, write_page
 from soakrig.errors import SoakrigError, UsageError
 from soakrig.record.corrections import corrections_beside
 from soakrig.record.store import RESULT, RunReader, find_run, write_private
@@ -109,11 +109,11 @@ def report(
         _replace(folder, view)
     look_beside(view)
     if html is not None:
-        write_report("--html", html, run_html(view, other))
+        write_page(html, run_html(view, other), "--html")
     if md is not None:
-        write_report("--md", md, run_markdown(view, other))
+        write_page(md, run_markdown(view, other), "--md")
     if junit is not None:
-        write_report("--junit", junit, junit_xml(view.result, view.wall_s).decode())
+        write_page(junit, junit_xml(view.result, view.wall_s).decode(), "--junit")
     if csv is not None or parquet is not None:
         _write_tables(folder, csv, parquet)
     if as_json:
@@ -137,16 +137,6 @@ def look_beside(view: RunView) -> None:
         view.corrections = corrections_beside(view.folder, read_campaign_result)
     except SoakrigError as error:
         view.missing.append(f"whether other runs with the same settings contradict it: {error.message}")
-
-
-def write_report(option: str, path: Path, text: str) -> None:
-    """Write a report for people to pass on. Raises ``UsageError`` where it cannot be written."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"{option} {path} cannot be written: {error.strerror or error}", remedy="Give another path."
-        ) from error
 
 
 def _replace(folder: Path, view: RunView) -> None:

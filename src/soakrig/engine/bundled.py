@@ -32,7 +32,8 @@ class Order:
     free one. ``start_s``: how long the start may take, None for the engine's own default. ``caller``: the environment
     to take the caller's variables from, None for this process's. ``mark``: of its processes, made up where empty.
     ``python``: the one that has vLLM, looked for where empty. ``own_offload``: as of ``vllm_command``. ``registry``:
-    the registry's name for it, where it is from there."""
+    the registry's name for it, where it is from there. ``canary``: whether a vLLM has to answer a generation before it
+    is ready."""
 
     name: str
     settings: Mapping[str, str]
@@ -45,6 +46,7 @@ class Order:
     python: str = ""
     own_offload: bool = False
     registry: str = ""
+    canary: bool = True
 
     def __post_init__(self) -> None:
         check_engine(self.name)
@@ -110,6 +112,7 @@ def launch_bundled(
         give_up=give_up,
         installation=installation_of(order) if order.python else None,
         own_offload=order.own_offload,
+        canary=order.canary,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -80,7 +81,8 @@ def check_condition(text: str) -> str:
         raise ValueError(f"{text!r} is no condition: {EXPECTED}")
     if found["op"] in _ORDERS:
         try:
-            float(found["value"])
+            if math.isnan(float(found["value"])):
+                raise ValueError
         except ValueError:
             raise ValueError(f"{text!r} compares with something that is no number") from None
     return text

@@ -25,6 +25,7 @@ from soakrig.errors import UsageError
 
 SHIPPED = Path(__file__).with_name("models.toml")
 VARIABLE = "SOAKRIG_MODELS"
+MAX_BYTES = 4 << 20
 _MERGED = ("settings", "policies", "canary")
 """Tables of a model that the user's file adds to; everything else it replaces."""
 _OF_THE_HOST = re.compile(
@@ -50,7 +51,7 @@ class Registry:
         near = difflib.get_close_matches(name, self.models, n=1)
         raise UsageError(
             f"there is no model {name!r} in the registry" + (f"; {near[0]!r} was meant?" if near else ""),
-            remedy=f"It has {', '.join(sorted(self.models))} ({', '.join(map(str, self.files))}).",
+            remedy=f"It has {', '.join(sorted(self.models)) or 'none'} ({', '.join(map(str, self.files)) or 'none'}).",
         )
 
 
@@ -75,7 +76,7 @@ def load_registry(
     path, needed = (registry, True) if registry is not None else user_file(environ)
     tables = _read(shipped)
     files, own = [shipped], {}
-    if needed or path.exists():
+    if needed or _is_there(path):
         own = _read(path)
         files.append(path)
     models: dict[str, Entry] = {}
@@ -86,9 +87,24 @@ def load_registry(
     return Registry(models, tuple(files))
 
 
+def _is_there(path: Path) -> bool:
+    """Whether there is anything of that name, be it a link to nowhere or what may not be looked at."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        pass
+    return True
+
+
 def _read(path: Path) -> dict[str, dict[str, Any]]:
     try:
-        data = tomllib.loads(path.read_text("utf-8"))
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+        if len(raw) > MAX_BYTES:
+            raise UsageError(f"the registry {path} has more than {MAX_BYTES} bytes", remedy="Give a registry.")
+        data = tomllib.loads(raw.decode("utf-8-sig"))
     except OSError as error:
         raise UsageError(
             f"the registry {path} cannot be read: {error.strerror or error}",
@@ -98,6 +114,8 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
         raise UsageError(
             f"the registry {path} is no TOML: {error}", remedy="Correct the line that it names."
         ) from error
+    except RecursionError as error:
+        raise UsageError(f"the registry {path} is no TOML: it is nested too deeply", remedy="Correct it.") from error
     for key in data:
         if key != "models":
             raise UsageError(
@@ -168,6 +186,11 @@ def _check_names(models: Iterable[Entry], where: Path) -> None:
     """A name that a client may ask for stands for one model only."""
     owner: dict[str, str] = {}
     for entry in models:
+        if own := {entry.name, entry.model_name} & set(aliases(entry)):
+            raise UsageError(
+                f"{where}: models.{entry.name}.policies.presets: {min(own)!r} is the model's own name",
+                remedy="Give the preset another name.",
+            )
         for name in {entry.name, entry.model_name, *aliases(entry)}:
             if owner.setdefault(name, entry.name) != entry.name:
                 raise UsageError(

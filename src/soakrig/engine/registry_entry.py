@@ -10,8 +10,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from soakrig.engine.gateway.policies import Policies
 from soakrig.engine.launch_values import LaunchValues, check_condition, flag_key, flag_value
+from soakrig.engine.launcher import MARK
+from soakrig.engine.planning.fit import Need, host_need, kv_cache
+from soakrig.engine.planning.quantity import Figure
 
-NAME = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}$")
+NAME = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}\Z")
 MADE_HERE = "tiny-moe"
 """The checkpoint that this tool makes itself."""
 CONTEXT, KV_CAP, UTILISATION = "--max-model-len", "--kv-cache-memory-bytes", "--gpu-memory-utilization"
@@ -34,7 +37,9 @@ def _listed(value: Any) -> Any:
 
 Setting = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Text = Annotated[str, BeforeValidator(_text), Field(pattern=r"^[^\x00]*$")]
-Flag = Annotated[str, Field(pattern=r"^--[^\x00=]+(=[^\x00]*)?$")]
+Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$")]
+"""A text without control characters: a path, or a name that clients send and logs show."""
+Flag = Annotated[str, Field(pattern=r"^--[^\x00=\s]+(=[^\x00]*)?$")]
 Count = Annotated[int, Field(ge=1, lt=1 << 48)]
 Gib = Annotated[float, Field(ge=0, lt=1 << 20)]
 
@@ -89,12 +94,12 @@ class Entry(BaseModel):
 
     name: str
     backend: Literal["embedded", "vllm"]
-    checkpoint: str = ""
-    python: str = ""
+    checkpoint: Line = ""
+    python: Line = ""
     own_offload: bool = False
-    directory: str = ""
-    served_name: str = ""
-    slot: str = "main"
+    directory: Line = ""
+    served_name: Line = ""
+    slot: Line = "main"
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     flags: Annotated[tuple[Flag, ...], BeforeValidator(_listed)] = ()
     settings: dict[Setting, Text] = {}
@@ -123,6 +128,10 @@ class Entry(BaseModel):
                 raise ValueError(f"{given[0]} is for backend vllm; the embedded engine brings its own")
         elif not self.checkpoint:
             raise ValueError("backend vllm needs a checkpoint: a folder, a hub's name, or tiny-moe")
+        if self.directory and not self.directory.startswith(("/", "~/")):
+            raise ValueError(f"directory {self.directory!r} is relative to nothing; it begins with / or ~/")
+        if MARK in self.settings:
+            raise ValueError(f"{MARK} is how this tool finds its processes again, and no setting of a model")
         if self.longest_prefill and self.validated_context and self.longest_prefill > self.validated_context:
             raise ValueError(
                 f"longest_prefill {self.longest_prefill} is above validated_context {self.validated_context}"
@@ -144,7 +153,7 @@ class Entry(BaseModel):
     @property
     def kv_cap_bytes(self) -> int | None:
         """Bytes of KV cache that the context comes to; None where the registry has no bytes per token."""
-        return None if self.kv_bytes_per_token is None else self.context * self.kv_bytes_per_token
+        return None if self.kv_bytes_per_token is None else int(kv_cache(self.context, self.kv_bytes_per_token).value)
 
     @property
     def rendered_flags(self) -> tuple[str, ...]:
@@ -173,12 +182,19 @@ class Entry(BaseModel):
         return 0.0
 
     @property
-    def host_need_gib(self) -> float | None:
-        """GiB of host memory that a launch takes: as declared, else what is offloaded and ``transient_gib``; None where
-        the registry knows neither."""
+    def host_need(self) -> Need | None:
+        """Host memory that a launch takes: as declared, else what is offloaded and ``transient_gib``; None where the
+        registry knows neither. Raises ValueError as ``offload_gib``."""
         if self.host_ram_gib is not None:
-            return self.host_ram_gib
-        return self.offload_gib + self.transient_gib if self.offload_gib else None
+            return Need((Figure.of(self.host_ram_gib, "GiB", "measured", "as declared"),))
+        if not self.offload_gib:
+            return None
+        return host_need(Figure.of(self.offload_gib, "GiB"), Figure.of(self.transient_gib, "GiB"))
+
+    @property
+    def host_need_gib(self) -> float | None:
+        """The same in GiB."""
+        return None if self.host_need is None else self.host_need.total.to("GiB")
 
     @property
     def stop_s(self) -> float:

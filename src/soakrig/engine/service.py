@@ -238,7 +238,10 @@ def _stop(host: Host, name: str, shutdown_timeout: float | None) -> Stopped:
     entry = host.registry.models.get(name)
     grace = shutdown_timeout if shutdown_timeout is not None else entry.stop_s if entry is not None else STOP_S
     if launch.supervisor is not None:
-        folder.write(STOP, {"mark": launch.mark, "grace": grace})
+        try:
+            folder.write(STOP, {"mark": launch.mark, "grace": grace})
+        except OSError as error:  # a full disk is a reason to stop a model, not one to keep it
+            host.note(f"{folder.path} cannot be written ({error.strerror}): {name} is given the time of its own table")
         with contextlib.suppress(ProcessLookupError):
             os.kill(launch.supervisor.pid, signal.SIGTERM)
             os.kill(launch.supervisor.pid, signal.SIGCONT)

@@ -59,7 +59,9 @@ def corrections(run: RunSummary, same: Sequence[RunSummary]) -> Corrections | No
     not_clearing = tuple(one for one in later if _passed(one)) if run.faulted else ()
     if not (outlived_by or not_cleared or corrects or not_clearing):
         return None
-    faults, exposure = sum(one.faults or 0 for one in counted), sum(one.exposure or 0 for one in counted)
+    # an engine that dies before its first turn is over, and a finding, are faults that no turn has
+    faults = sum(max(one.faults or 0, int(one.faulted)) for one in counted)
+    exposure = sum(one.exposure or 0 for one in counted)
     left_out = sum(not one.counted and not one.running for one in same)
     return Corrections(
         run, outlived_by, corrects, not_cleared, not_clearing,

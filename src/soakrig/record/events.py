@@ -13,6 +13,7 @@ import orjson
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from soakrig.errors import RecordError
+from soakrig.record.finding import Finding
 from soakrig.record.outcome import OutcomeName
 from soakrig.record.signal import Signal, SourceName, SourceState
 
@@ -141,6 +142,33 @@ class Note:
     kind: Literal["note"] = "note"
 
 
+@dataclass(slots=True)
+class FindingMade:
+    """A reproducer's own judge found something out."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    time: float
+    mono: float
+    finding: Finding
+    kind: Literal["finding"] = "finding"
+
+
+@dataclass(slots=True)
+class EngineSwitched:
+    """This tool ended the engine, or started it again, because the load asks for it: no fault of the engine's.
+
+    ``pid``: of the one that was started, where known; ``how``: in words.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    time: float
+    mono: float
+    action: Literal["ended", "started"]
+    how: str = ""
+    pid: int | None = None
+    kind: Literal["switch"] = "switch"
+
+
 EndReason = Literal[
     "completed", "engine_dead", "fault", "too_many_bad", "interrupted", "stopped", "store", "tool_error"
 ]
@@ -158,7 +186,19 @@ class RunEnded:
     kind: Literal["end"] = "end"
 
 
-Event = TurnSent | TurnDone | SignalSeen | SampleTaken | SourceChanged | EngineChecked | ToolLagged | Note | RunEnded
+Event = (
+    TurnSent
+    | TurnDone
+    | SignalSeen
+    | SampleTaken
+    | SourceChanged
+    | EngineChecked
+    | EngineSwitched
+    | ToolLagged
+    | FindingMade
+    | Note
+    | RunEnded
+)
 
 _ADAPTER: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
 

@@ -11,7 +11,9 @@ from dataclasses import replace
 from soakrig.record.counters import CounterWatch
 from soakrig.record.events import (
     EngineChecked,
+    EngineSwitched,
     Event,
+    FindingMade,
     RunEnded,
     SampleTaken,
     SignalSeen,
@@ -22,6 +24,7 @@ from soakrig.record.events import (
 )
 from soakrig.record.exposure import ExposureCount
 from soakrig.record.faults import KEPT_SIGNALS, FaultBook
+from soakrig.record.finding import Finding
 from soakrig.record.gates import parse_gate
 from soakrig.record.hazard import upper_95
 from soakrig.record.latency import LatencyCount
@@ -68,6 +71,7 @@ class Judge:
         self.last_done: float | None = None
         self.counters = CounterWatch()
         self.offload = OffloadCount()
+        self.findings: list[Finding] = []
         self._death: EngineChecked | None = None
 
     def feed(self, event: Event) -> None:
@@ -92,6 +96,11 @@ class Judge:
             case SampleTaken():
                 self.counters.sample(event)
                 self.offload.sample(event)
+            case FindingMade():
+                self.findings.append(event.finding)
+            case EngineSwitched():
+                if not self.counters.contradiction:
+                    self.counters = CounterWatch()  # the next engine counts from zero
             case RunEnded():
                 self.ended = event
             case _:
@@ -131,6 +140,7 @@ class Judge:
             gates=[],
             tool=self.tool,
             offload=self.offload.figures(),
+            findings=list(self.findings),
             accepted=dict(self.accepted),
             ended=self.ended.reason if self.ended else "cut_off",
             settings=self.manifest.settings,
@@ -247,6 +257,11 @@ class Judge:
         for name, count in result.outcomes.items():
             if name not in ("ok", "aborted"):
                 verdict.fail(f"{count} turn{'s' if count > 1 else ''} {name}")
+        for finding in result.findings:
+            if finding.says == "fault":
+                verdict.fail(finding.text)
+            elif finding.says == "unknown":
+                verdict.unknown(finding.text)
         for gate in result.gates:
             if gate.held is False:
                 verdict.fail(f"gate broken: {gate.gate}, measured {gate.value:.4g}")

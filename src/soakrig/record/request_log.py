@@ -11,12 +11,12 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
-from soakrig.errors import RecordError
-from soakrig.record.store import RunStore
+from soakrig.errors import RecordError, StoreError
+from soakrig.record.store import write_private
 
 
 def body_digest(body: bytes) -> str:
@@ -37,11 +37,17 @@ class _Written:
     messages: int = 0
 
 
+class LineStore(Protocol):
+    """Where lines go: a run's store, as a rule."""
+
+    def write_lines(self, name: str, lines: list[bytes]) -> None: ...
+
+
 @dataclass
 class RequestLog:
     """Writes ``requests/`` of a run. With ``keep_text`` off only sizes and digests are kept."""
 
-    store: RunStore
+    store: LineStore
     keep_text: bool = True
     _state: dict[int, _Written] = field(default_factory=dict[int, _Written])
 
@@ -54,6 +60,7 @@ class RequestLog:
         messages: Sequence[bytes],
         extra: dict[str, Any],
         body: bytes,
+        due_s: float | None = None,
     ) -> None:
         """Note one body before it leaves; only what is new since the conversation's last turn is written."""
         state = self._state.setdefault(conversation, _Written())
@@ -67,26 +74,30 @@ class RequestLog:
                 state.part, state.messages = part, 0
             lines += [b'{"message":' + message + b"}" for message in messages[state.messages :]]
             state.messages = len(messages)
-        send = {
+        send: dict[str, Any] = {
             "turn": turn,
             "messages": len(messages),
             "extra": extra,
             "bytes": len(body),
             "sha256_16": body_digest(body),
         }
+        if due_s is not None:
+            send["due_s"] = due_s
         lines.append(orjson.dumps({"send": send}))
         self.store.write_lines(f"requests/c{conversation:04}.jsonl", lines)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRequest:
-    """One request as it was sent: ``join_body(head, b",".join(messages), extra)`` gives its bytes."""
+    """One request as it was sent: ``join_body(head, b",".join(messages), extra)`` gives its bytes. ``due_s``: when it
+    was to leave, in seconds after the load's first request, where the load had a clock."""
 
     conversation: int
     turn: int
     head: bytes
     messages: tuple[bytes, ...]
     extra: dict[str, Any]
+    due_s: float | None = None
 
     @property
     def body(self) -> bytes:
@@ -109,6 +120,37 @@ def read_requests(folder: Path) -> Iterator[StoredRequest]:
         yield from _read_conversation(path, conversation)
 
 
+def write_requests(folder: Path, conversations: Sequence[Sequence[StoredRequest]]) -> None:
+    """``requests/`` in ``folder`` as ``read_requests`` takes it, with no other file; what was there is replaced. Each
+    request's own ``conversation`` and ``turn`` do not count: they are numbered by their places."""
+    place = folder / "requests"
+    try:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for old in place.glob("c*.jsonl"):
+            old.unlink()
+        for number, requests in enumerate(conversations):
+            store = _Lines()
+            log = RequestLog(store)
+            part, before = 0, 0
+            for turn, one in enumerate(requests, 1):
+                part += len(one.messages) < before or list(one.messages[:before]) != list(requests[turn - 2].messages)
+                before = len(one.messages)
+                log.sent(number, turn, part, one.head, one.messages, one.extra, one.body, one.due_s)
+            write_private(place / f"c{number:04}.jsonl", b"".join(line + b"\n" for line in store.lines))
+    except OSError as error:
+        raise StoreError(f"cannot write {place}: {error.strerror or error}", remedy="Free space.") from error
+
+
+@dataclass
+class _Lines:
+    """Takes what a request log writes."""
+
+    lines: list[bytes] = field(default_factory=list[bytes])
+
+    def write_lines(self, name: str, lines: Sequence[bytes]) -> None:
+        self.lines += lines
+
+
 def _read_conversation(path: Path, conversation: int) -> Iterator[StoredRequest]:
     head = b""
     messages: list[bytes] = []
@@ -124,7 +166,9 @@ def _read_conversation(path: Path, conversation: int) -> Iterator[StoredRequest]
                 messages = []
             else:
                 send = _send(line, path, number)
-                stored = StoredRequest(conversation, send["turn"], head, tuple(messages), send["extra"])
+                stored = StoredRequest(
+                    conversation, send["turn"], head, tuple(messages), send["extra"], send.get("due_s")
+                )
                 if not head or body_digest(stored.body) != send["sha256_16"]:
                     why = "its text was not kept" if not head else "it does not come out as it was sent"
                     raise RecordError(

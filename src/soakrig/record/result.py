@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from soakrig.record.finding import Finding
 from soakrig.record.signal import SOURCE_NAMES, SourceName
 
 SCHEMA: Literal[1] = 1
@@ -170,7 +171,7 @@ class ToolHealth(_Part):
 
 class Result(_Part):
     """The whole of ``result.json``. ``unknown``: those of the reasons that say what could not be seen or done, also in
-    a fail."""
+    a fail. ``findings``: what a reproducer's own judge found out, in order."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
@@ -192,6 +193,7 @@ class Result(_Part):
     gates: list[GateResult]
     tool: ToolHealth
     offload: Offload | None = None
+    findings: list[Finding] = []
     accepted: dict[str, int]
     ended: str
     settings: dict[str, Any]

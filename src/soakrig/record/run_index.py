@@ -28,9 +28,11 @@ from soakrig.record.run_summary import (
     is_campaign,
     stamp,
     summarize_campaign,
+    summarize_other,
     summarize_run,
     unreadable,
 )
+from soakrig.record.store import MANIFEST
 
 Answer = TypeVar("Answer")
 INDEX = ".index.sqlite"
@@ -168,7 +170,8 @@ class RunIndex:
         try:
             if not campaign and is_campaign(folder):
                 return summarize_campaign(folder, name, self._campaigns)
-            return summarize_run(folder, name, campaign=campaign, launch_result=result)
+            other = None if (folder / MANIFEST).exists() else summarize_other(folder, name)
+            return other or summarize_run(folder, name, campaign=campaign, launch_result=result)
         except Exception as error:  # no folder may hide the others
             return unreadable(folder, name, f"it cannot be read: {type(error).__name__}: {error}", campaign=campaign)
 

@@ -13,6 +13,7 @@ import orjson
 
 from soakrig.errors import SoakrigError
 from soakrig.record.campaign import CAMPAIGN_RESULT, CampaignResult
+from soakrig.record.finding import finding_signature
 from soakrig.record.result import Result
 from soakrig.record.same_settings import settings_hash, settings_known
 from soakrig.record.store import EVENTS, LOCK, MANIFEST, RESULT, RunReader
@@ -21,7 +22,12 @@ CAMPAIGN_JOURNAL = "journal.sqlite"
 """Its presence makes a folder a campaign's."""
 LAUNCHES = "runs"
 """Folder of a campaign's launches, each a run folder, below the campaign's."""
-Kind = Literal["run", "launch", "campaign", "unreadable"]
+OTHERS = {
+    "measure.json": "a measurement: `soak measure` makes and reads it",
+    "search/journal.sqlite": "a minimisation: `soak repro minimize` makes it and goes on with it",
+}
+"""What else this tool leaves in a runs folder, by a file that it has."""
+Kind = Literal["run", "launch", "campaign", "other", "unreadable"]
 CampaignReader = Callable[[Path], CampaignResult]
 
 
@@ -116,6 +122,7 @@ def summarize_run(folder: Path, name: str, *, campaign: str = "", launch_result:
 def _judged(row: RunSummary, result: Result, launch_result: str | None) -> RunSummary:
     valid = launch_result in ("faulted", "clean") if row.kind == "launch" else True
     signatures = Counter(fault.signature for fault in result.faults)
+    signatures.update(finding_signature(one.name) for one in result.findings if one.says == "fault")
     if result.first_bad is not None and not signatures:
         signatures[result.first_bad.outcome] = result.hazard.faults
     return replace(
@@ -158,6 +165,12 @@ def summarize_campaign(folder: Path, name: str, read: CampaignReader | None = No
         said=result.conclusion,
         launch_results={Path(launch.folder).name: launch.result or "" for launch in result.launches if launch.folder},
     )
+
+
+def summarize_other(folder: Path, name: str) -> RunSummary | None:
+    """The row of something else that belongs here (``OTHERS``), None where it is none of that."""
+    said = next((said for marker, said in OTHERS.items() if (folder / marker).exists()), "")
+    return RunSummary(id=name, kind="other", created=_changed(folder), said=said) if said else None
 
 
 def unreadable(folder: Path, name: str, why: str, *, campaign: str = "") -> RunSummary:

@@ -20,6 +20,7 @@ _OF_ONE_LAUNCH = frozenset({"pid", "worker_pid", "plant", "settings", "offload",
 _OF_ONE_PLAN = frozenset({"memory", "warnings"})
 """Of what an engine tells: dealt anew by every start, or in the identity in another way."""
 _NOT_SET = frozenset({"set", "args", "engine", "arm", "bundled"})
+_IN_LOAD = frozenset({"parameters"})
 
 
 def settings_of(manifest: Manifest) -> dict[str, Any]:
@@ -35,6 +36,7 @@ def settings_of(manifest: Manifest) -> dict[str, Any]:
     asked = {name: value for name, value in _table(settings.get("set")).items() if name not in effective}
     facts = {**manifest.fingerprint, **manifest.host}
     memory = facts.get("memory_mib")
+    in_load = _IN_LOAD if manifest.load else frozenset[str]()
     return {
         "reproducer": manifest.reproducer,
         "conversations": manifest.plan.conversations,
@@ -49,7 +51,7 @@ def settings_of(manifest: Manifest) -> dict[str, Any]:
         "engine": {name: value for name, value in told.items() if name not in _OF_ONE_LAUNCH},
         "offload": {name: value for name, value in _table(told.get("offload")).items() if name not in _OF_ONE_PLAN},
         "engine_version": manifest.fingerprint.get("engine"),
-        "other": {name: value for name, value in settings.items() if name not in _NOT_SET},
+        "other": {name: value for name, value in settings.items() if name not in (_NOT_SET | in_load)},
         "machine": {name: facts[name] for name in MACHINE if facts.get(name) not in (None, "")},
         "memory_gib": round(memory / 1024) if isinstance(memory, int) else None,
         "simulated": manifest.simulated,

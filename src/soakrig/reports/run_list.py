@@ -152,7 +152,7 @@ def _fits(row: RunSummary, asked: Asked, same: Mapping[str, Sequence[RunSummary]
         case "running":
             return row.running
         case "campaign" | "unreadable":
-            return row.kind == asked.verdict
+            return row.kind == asked.verdict or (asked.verdict == "unreadable" and bool(row.unread))
         case "contradicted":
             found = _corrections(row, same)
             if row.kind == "campaign":
@@ -183,16 +183,16 @@ def _row(row: RunSummary, same: Mapping[str, Sequence[RunSummary]]) -> ListRow:
     said = [headline(found), joint(found)] if found is not None else []
     if row.kind == "campaign":
         said = launch_lines(_outlived(row, same))
-    verdict = "running" if row.running else row.verdict.replace("_", " ") or "unreadable"
+    verdict = "running" if row.running else row.verdict.replace("_", " ") or ("-" if row.kind == "other" else "unread")
     signatures = ", ".join(f"{count} x {name}" for name, count in row.signatures.items())
     return ListRow(
         summary=row,
         name=row.id.rpartition("/")[2],
-        address="" if row.kind == "unreadable" else address(row.id),
+        address="" if row.kind in ("unreadable", "other") else address(row.id),
         launches="/?" + urlencode({"of": row.id}),
         began=_moment(row.created),
         verdict=verdict,
-        colour=COLOURS.get(verdict, "inconclusive" if row.kind != "campaign" else ""),
+        colour=COLOURS.get(verdict, "inconclusive" if row.kind not in ("campaign", "other") else ""),
         what=signatures or _bound(row) or row.said,
         outlived=(found is not None and found.contradicted) or (row.kind == "campaign" and bool(said)),
         corrections=said,

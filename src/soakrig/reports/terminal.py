@@ -76,13 +76,15 @@ def report_parts(
     resend: str | None = None,
     corrections: Corrections | None = None,
 ) -> Iterator[RenderableType]:
-    """The report's parts in their order: verdict and reasons, what other runs say to it, gates, faults, outcomes,
-    exposure, latency, the expert cache, tracks, sources, and where to go on."""
+    """The report's parts in their order: verdict and reasons, what other runs say to it, gates, findings, faults,
+    outcomes, exposure, latency, the expert cache, tracks, sources, and where to go on."""
     yield _verdict(result)
     if corrections is not None:
         yield _corrections(corrections)
     if result.gates:
         yield _gates(result)
+    if result.findings:
+        yield _findings(result)
     if result.faults:
         faults = [_fault(n, fault) for n, fault in enumerate(result.faults, 1)]
         yield Group(_head("faults"), *_timelines(result), *faults)
@@ -128,6 +130,19 @@ def _gates(result: Result) -> RenderableType:
         ]
         table.add_row(mark, gate.gate, "not measured" if gate.value is None else f"{gate.value:.4g}")
     return Group(_head("gates"), table)
+
+
+def _findings(result: Result) -> RenderableType:
+    marks = {
+        "fault": Text("FAULT", "bold red"), "unknown": Text("unknown", "yellow"), "clean": Text("ok", "green"),
+        "note": Text("note", "dim"),
+    }  # fmt: skip
+    table = _table("", "finding", "figure", "held against")
+    for one in result.findings:
+        unit = f" {one.unit}" if one.unit else ""
+        figure = "not measured" if one.value is None else f"{_num(one.value)}{unit} ({one.kind})"
+        table.add_row(marks[one.says], one.text, figure, one.bound or "-")
+    return Group(_head("findings"), table)
 
 
 def timeline(marks: list[float], end: float, width: int = 60) -> str:

@@ -10,9 +10,11 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Any
 
 import aiohttp
 import httpx
+import orjson
 
 from soakrig.clock import Clock
 from soakrig.soak.reply import Reply
@@ -27,6 +29,7 @@ SHARED = 5
 DRAIN_S = 2.0
 """How long a stream may stay open after its terminator: a late error would come now."""
 ACCEPT = {"Accept": "text/event-stream", "Accept-Encoding": "identity"}
+POST_S = 600.0
 MAX_EVENTS = 200_000
 """Events of one turn beyond which a server is taken to ignore every limit and to go on for ever."""
 
@@ -123,6 +126,19 @@ class ChatClient:
             async with asyncio.timeout(timeout):
                 return await self._http.get(f"{self.target.base_url}{path}")
         except (httpx.HTTPError, aiohttp.ClientError, OSError):  # TimeoutError is an OSError
+            return None
+
+    async def post(self, path: str, data: Any, *, timeout: float = POST_S) -> httpx.Response | None:
+        """A question beside the load whose answer comes whole: JSON there and back; None when nothing answered in
+        ``timeout`` or the limit of a first byte. It may wait behind the load's own requests."""
+        assert self._http is not None
+        timeout = min(timeout, self.timeouts.first_byte)
+        headers = {"Content-Type": "application/json", **self.target.headers}
+        try:
+            async with asyncio.timeout(timeout):
+                url = f"{self.target.base_url}{path}"
+                return await self._http.post(url, content=orjson.dumps(data), headers=headers)
+        except (httpx.HTTPError, aiohttp.ClientError, OSError):
             return None
 
     def received(self) -> int:

@@ -22,7 +22,8 @@ class Turn:
 
     ``context_tokens``: the expected prompt length, from the engine's last measure plus an estimate of what is new.
     ``part`` counts restarts; ``head``, ``messages`` and ``extra`` are the body's parts, for the record;
-    ``tools``: the names that were offered, None where unknown.
+    ``tools``: the names that were offered, None where unknown. ``due_s``: when it is to leave at the earliest, in
+    seconds after the load's first request; None: at once. ``whole``: the answer is asked for in one piece.
     """
 
     conversation: int
@@ -34,6 +35,8 @@ class Turn:
     head: bytes
     messages: Sequence[bytes]
     extra: dict[str, object]
+    due_s: float | None = None
+    whole: bool = False
 
 
 class Conversation(Protocol):

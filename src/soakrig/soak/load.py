@@ -24,6 +24,8 @@ from soakrig.soak.reply import Reply, token_count
 
 DRAIN_S = 2.0
 """How long turns in flight may still run once the engine was found dead."""
+WAIT_S = 0.25
+"""Longest sleep while a turn waits for its time: an ended load is noticed."""
 RECENT = 8
 """Turns kept with their bytes, for evidence of a fault that is read a moment late."""
 NO_QUESTION: frozenset[OutcomeName] = frozenset({"ok", "aborted", "post_mortem"})
@@ -34,7 +36,7 @@ NO_QUESTION: frozenset[OutcomeName] = frozenset({"ok", "aborted", "post_mortem"}
 class Load:
     """Drives conversations and names every turn's outcome. ``tell`` takes each event (judge, views); turns are
     committed to disk before the next one of their conversation leaves. ``tolerated``: outcomes that do not count
-    towards ``max_bad``.
+    towards ``max_bad``. ``late``: by how many seconds each turn with a time of its own left after it.
     """
 
     client: ChatClient
@@ -57,13 +59,19 @@ class Load:
     recent: deque[tuple[Turn, Reply]] = field(default_factory=lambda: deque[tuple[Turn, Reply]](maxlen=RECENT))
     first_sent: float | None = None
     last_end: float = 0.0
+    began: float | None = None
+    late: list[float] = field(default_factory=list[float])
 
     async def run(self, conversations: Sequence[Conversation]) -> None:
         """Returns when the plan is done or ``end`` was called and every turn in flight is over. Raises ``StoreError``
         when events cannot be kept, and passes cancellation on after all conversations have ended."""
-        await run_all([partial(self._converse, c) for c in conversations], size=self.plan.conversations)
+        await self.drive(conversations)
         if self.ended is None:
             self.end("completed")
+
+    async def drive(self, conversations: Sequence[Conversation]) -> None:
+        """The same for a part of the plan: more may follow. Does nothing once something has ended the load."""
+        await run_all([partial(self._converse, c) for c in conversations], size=self.plan.conversations)
 
     def end(self, reason: EndReason, detail: str = "") -> None:
         """No new turn from here on; the first reason stays, except that a dead engine outranks being asked to stop."""
@@ -89,20 +97,33 @@ class Load:
         done = 0
         while self._may_go_on(done):
             turn = conversation.next_turn()
-            if turn is None:
+            if turn is None or not await self._due(turn):
                 return
             reply, outcome = await self._one(turn)
             conversation.answered(reply, outcome)
             done += 1
 
+    async def _due(self, turn: Turn) -> bool:
+        """Wait until a turn with a time of its own may leave; False when the load has ended meanwhile."""
+        if turn.due_s is None:
+            return True
+        now = self.clock.monotonic()
+        self.began = now if self.began is None else self.began
+        while self.ended is None and (left := self.began + turn.due_s - self.clock.monotonic()) > 0:
+            await self.clock.sleep(min(left, WAIT_S))
+        self.late.append(self.clock.monotonic() - self.began - turn.due_s)
+        return self.ended is None
+
     async def _one(self, turn: Turn) -> tuple[Reply, Outcome]:
-        self.requests.sent(turn.conversation, turn.turn, turn.part, turn.head, turn.messages, turn.extra, turn.body)
+        self.requests.sent(
+            turn.conversation, turn.turn, turn.part, turn.head, turn.messages, turn.extra, turn.body, turn.due_s
+        )
         now = self.clock.monotonic()
         self.first_sent = now if self.first_sent is None else self.first_sent
         self._append(
             TurnSent(self.clock.time(), now, turn.conversation, turn.turn, turn.context_tokens, len(turn.body))
         )
-        reply = Reply(sent_at=now)
+        reply = Reply(sent_at=now, whole=turn.whole)
         self.current[turn.conversation] = (turn, reply)
         try:
             await self.client.send(turn.body, reply)

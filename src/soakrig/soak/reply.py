@@ -52,9 +52,11 @@ class Reply:
     """One turn's answer. Moments are seconds of the monotonic clock; the rest is what the bytes said.
 
     ``feed`` takes raw bytes and the moment at which they were read. Nothing here judges: ``soak.classify`` does.
+    ``whole``: the request did not ask for a stream, so that the answer is one JSON object and has no first token.
     """
 
     sent_at: float = 0.0
+    whole: bool = False
     status: int | None = None
     body: bytes = b""
     ending: Ending = "open"
@@ -107,6 +109,8 @@ class Reply:
             self.first_byte_at = now
         self.size += len(chunk)
         self.raw.append(chunk)
+        if self.whole:
+            return
         if self.size - self.raw_dropped > 2 * KEPT_BYTES:
             self._drop_oldest()
         if self.malformed:
@@ -130,11 +134,26 @@ class Reply:
     def finish(self, ending: Ending, now: float, detail: str = "") -> None:
         """The connection is over."""
         self.ending, self.ended_at, self.ending_detail = ending, now, detail
+        if self.whole:
+            self._take_whole(now)
+            return
         rest = self.parser.rest().strip()
         if rest in (b"[DONE]", b"data: [DONE]"):  # the last blank line is often left out
             self.terminated = True
         elif ending == "eof" and rest and not self.malformed and self.status == 200:
             self.malformed = f"the stream ended inside an event: {rest[:120]!r}"
+
+    def _take_whole(self, now: float) -> None:
+        """The one object of an answer that was not streamed. Its end is HTTP's, which no terminator has to repeat."""
+        payload = b"".join(self.raw).strip()
+        if not payload or self.status != 200:
+            return
+        if self.ending != "eof":
+            self.events += 1
+            return
+        self._event(payload, now)
+        self.terminated = not self.malformed
+        self.first_token_at = self.first_answer_at = self.last_token_at = None
 
     def _event(self, payload: bytes, now: float) -> None:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal as signals
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -32,12 +32,16 @@ from soakrig.soak.client import ChatClient, Timeouts
 from soakrig.soak.conversation import Conversation
 from soakrig.soak.evidence import Evidence
 from soakrig.soak.fingerprint import fingerprint, host_facts
-from soakrig.soak.liveness import CANARY_S, RETRY_S, Liveness
+from soakrig.soak.liveness import RETRY_S
 from soakrig.soak.load import Load
 from soakrig.soak.probe import Probe, probe
+from soakrig.soak.stage import Stage, make_liveness
 from soakrig.soak.target import Target
 from soakrig.soak.watch.all_watchers import Watchers, all_watchers
 from soakrig.soak.watch.watcher import Sample, WatchGroup
+
+MACHINE: tuple[SourceName, ...] = ("kernel_log", "nvml")
+"""Sources that are the machine's: watched also while no engine runs."""
 
 
 @dataclass
@@ -45,11 +49,12 @@ class RunSpec:
     """What a run is to do. ``conversations`` makes the load once the target has said what it is; ``settle_*``: how
     long the watchers go on after the last turn, since a fault's last lines come late; ``retry_s``: the pause before an
     engine that gave no sign of life is asked once more. ``tolerated``: outcomes that do not count towards
-    ``max_bad``."""
+    ``max_bad``. ``procedure``: what drives the load, where it is more than its conversations."""
 
     reproducer: str
     plan: Plan
     conversations: Callable[[Probe], Sequence[Conversation]]
+    procedure: Callable[[Stage], Awaitable[None]] | None = None
     seed: int = 0
     gates: list[str] = field(default_factory=list[str])
     accept: list[str] = field(default_factory=list[str])
@@ -145,19 +150,9 @@ class SoakRun:
     ) -> Result:
         client.progressing = watchers.progressing
         client.on_lag = lambda seconds: self._take(ToolLagged(self.clock.time(), self.clock.monotonic(), seconds))
-        liveness = Liveness(
-            client,
-            probed.model,
-            watchers.process_alive,
-            probed.health == 200,
-            probed.ping,
-            self.spec.accept,
-            canary_s=min(CANARY_S, self.spec.timeouts.stall),
-            retry_s=self.spec.retry_s,
-        )
         self.load = Load(
             client,
-            liveness,
+            make_liveness(client, probed, watchers, self.spec.accept, self.spec.retry_s),
             self.store,
             RequestLog(self.store, self.spec.keep_text),
             self.evidence,
@@ -173,25 +168,41 @@ class SoakRun:
             self.load.end("interrupted", f"{self._early} before the first turn")
         for state in watchers.absent:
             self._take(SourceChanged(self.clock.time(), self.clock.monotonic(), state))
-        group = WatchGroup(watchers.watchers, _Sink(asyncio.get_running_loop(), self.clock, self._take), self.clock)
+        sink = _Sink(asyncio.get_running_loop(), self.clock, self._take)
+        machine = WatchGroup([w for w in watchers.watchers if w.source in MACHINE], sink, self.clock)
+        group = WatchGroup([w for w in watchers.watchers if w.source not in MACHINE], sink, self.clock)
+        spec = self.spec
+        stage = Stage(
+            client, self.load, self.clock, self._take, sink, probed, conversations, watchers, group,
+            spec.accept, spec.retry_s,
+        )  # fmt: skip
         with self._signals():
+            await asyncio.to_thread(machine.start)
             await asyncio.to_thread(group.start)
             try:
-                await self._loaded(conversations)
-                await self._interruptible(self._settle(liveness, watchers))
+                await self._loaded(stage)
+                await self._interruptible(self._settle(stage))
             finally:
-                await asyncio.to_thread(group.stop)
+                if not stage.gone:
+                    await asyncio.to_thread(stage.group.stop)
+                await asyncio.to_thread(machine.stop)
                 await asyncio.sleep(0)  # what the watchers' last polls brought
             return await self._conclude()
 
-    async def _loaded(self, conversations: Sequence[Conversation]) -> None:
+    async def _loaded(self, stage: Stage) -> None:
+        procedure = self.spec.procedure
         try:
-            await self._interruptible(self.load.run(conversations))
+            await self._interruptible(self._driven(procedure(stage) if procedure is not None else stage.run()))
         except StoreError as error:
             self.load.ended, self.load.detail = "store", error.message
         except Exception as error:
             self.load.ended, self.load.detail = "tool_error", f"{type(error).__name__}: {error}"
             self.error = error
+
+    async def _driven(self, work: Awaitable[None]) -> None:
+        await work
+        if self.load.ended is None:
+            self.load.end("completed")
 
     async def _interruptible(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something that a second Ctrl-C ends at once."""
@@ -203,20 +214,21 @@ class SoakRun:
                 raise
             self.load.end("interrupted", "stopped at once by a second Ctrl-C")
 
-    async def _settle(self, liveness: Liveness, watchers: Watchers) -> None:
+    async def _settle(self, stage: Stage) -> None:
         """Let late signals come in, then see whether the engine lives."""
         if self._interrupts >= 2:
             return
         bad = self.load.bad or self.load.dead or self.load.ended == "fault"
         await self.clock.sleep(self.spec.settle_bad_s if bad else self.spec.settle_clean_s)
+        if stage.gone:
+            return  # ended by the load itself, and asked before that
+        status = stage.watchers.exit_status
         now, mono = self.clock.time(), self.clock.monotonic()
         if self.load.dead:
-            self._take(EngineChecked(now, mono, False, "", watchers.exit_status()))
+            self._take(EngineChecked(now, mono, False, "", status()))
             return
-        life = await liveness.thorough()
-        self._take(
-            EngineChecked(self.clock.time(), self.clock.monotonic(), life.alive, life.how, watchers.exit_status())
-        )
+        life = await self.load.liveness.thorough()
+        self._take(EngineChecked(self.clock.time(), self.clock.monotonic(), life.alive, life.how, status()))
 
     async def _conclude(self) -> Result:
         end = RunEnded(self.clock.time(), self.clock.monotonic(), self.load.ended or "tool_error", self.load.detail)

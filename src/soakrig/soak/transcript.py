@@ -1,5 +1,5 @@
-"""Real transcripts as loads: OpenAI-format JSONL (one request or one message list a line), or another run's own
-``requests/``, which are sent again byte for byte.
+"""Real transcripts as loads: a file of any format that ``transcripts/`` reads, or another run's own ``requests/``,
+which are sent again byte for byte.
 """
 
 from __future__ import annotations
@@ -13,34 +13,24 @@ from typing import Any
 import orjson
 
 from soakrig.errors import UsageError
-from soakrig.record.request_log import join_body, read_requests
+from soakrig.record.request_log import read_requests
 from soakrig.soak.classify import Outcome
-from soakrig.soak.conversation import CHARS_PER_TOKEN, Turn
+from soakrig.soak.conversation import CHARS_PER_TOKEN, Conversation, Turn
+from soakrig.soak.probe import Probe
 from soakrig.soak.reply import Reply
-from soakrig.soak.request import Head, fragment
+from soakrig.soak.target import Target
+from soakrig.soak.transcripts.anonymise import Anonymiser
+from soakrig.soak.transcripts.arrivals import TraceText
+from soakrig.soak.transcripts.deck import DealtConversation, Deck
+from soakrig.soak.transcripts.filler import Filler
+from soakrig.soak.transcripts.formats import read_file
+from soakrig.soak.transcripts.line import Line, make_line
+from soakrig.soak.transcripts.mooncake import BLOCK_TOKENS
+from soakrig.soak.transcripts.request import Recorded, TraceEntry, tool_names
+from soakrig.soak.transcripts.token_counts import EngineCounts, EstimatedCounts, TokenCounts
 
-ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
-FIELDS = frozenset(
-    {"messages", "model", "tools", "tool_choice", "temperature", "top_p", "max_tokens", "max_completion_tokens", "seed",
-     "stop", "stream", "stream_options", "frequency_penalty", "presence_penalty", "n", "user", "response_format",
-     "parallel_tool_calls", "reasoning_effort", "chat_template_kwargs", "logprobs", "top_logprobs", "metadata", "store",
-     "service_tier", "top_k", "min_p", "repetition_penalty", "thinking_token_budget"}
-)  # fmt: skip
-
-NUMBERS: dict[str, tuple[type, ...]] = {
-    "max_tokens": (int,), "max_completion_tokens": (int,), "n": (int,), "seed": (int,), "top_k": (int,),
-    "temperature": (int, float), "top_p": (int, float), "min_p": (int, float),
-}  # fmt: skip
-
-
-@dataclass(slots=True)
-class Line:
-    """One request of a transcript, as the parts that its body is joined from."""
-
-    head: bytes
-    messages: Sequence[bytes]
-    extra: dict[str, Any]
-    tools: frozenset[str] | None
+PLACES = 64
+"""Requests of a trace in flight at once, where nobody says how many: arrivals wait for a free place."""
 
 
 @dataclass
@@ -62,40 +52,181 @@ class TranscriptConversation:
         if self.turn and not _extends(line.messages, self.lines[(self.turn - 1) % len(self.lines)].messages):
             self.part += 1
         self.turn += 1
-        body = join_body(line.head, b",".join(line.messages), line.extra)
+        body = line.body
         estimate = self._measured.get(index) or int(len(body) / CHARS_PER_TOKEN)
-        return Turn(self.number, self.turn, self.part, body, estimate, line.tools, line.head, line.messages, line.extra)
+        return Turn(
+            self.number, self.turn, self.part, body, estimate, line.tools, line.head, line.messages, line.extra,
+            line.due_s, line.whole,
+        )  # fmt: skip
 
     def answered(self, reply: Reply, outcome: Outcome) -> None:
         if reply.prompt_tokens:
             self._measured[(self.turn - 1) % len(self.lines)] = reply.prompt_tokens
 
 
-def read_transcript(path: Path, *, model: str = "", max_tokens: int = 512) -> list[list[Line]]:
-    """The conversations of a transcript file or of a run folder, each a list of requests.
+@dataclass
+class Transcript:
+    """A transcript as it was read; ``ready`` once the target is known, then ``conversations``.
 
-    A JSONL file is one conversation. Its requests keep their fields; streaming with usage is asked for, ``model`` is
-    the target's, and ``max_tokens`` is added where no limit stands. A run folder gives its bodies unchanged.
-    Raises ``UsageError`` with the line's number and the reason, before anything is sent.
+    ``block_tokens`` and ``speed`` are for traces; ``places``: conversations in parallel, None for the format's own
+    number. ``anonymise`` replaces every text; ``seed`` is the filler's.
+    """
+
+    path: Path
+    recorded: Recorded
+    stored: list[list[Line]] = field(default_factory=list[list[Line]])
+    max_tokens: int = 512
+    anonymise: bool = False
+    seed: int = 0
+    block_tokens: int = BLOCK_TOKENS
+    speed: float = 1.0
+    places: int | None = None
+    facts: dict[str, Any] = field(default_factory=dict[str, Any])
+    _text: TraceText | None = None
+
+    @property
+    def is_nobodys(self) -> bool:
+        """Whether no text of a person is sent."""
+        return self.anonymise or self.recorded.form == "mooncake"
+
+    @property
+    def keeps_text(self) -> bool:
+        """Whether a run keeps what it sends unasked: nobody's text, or what another run has kept already."""
+        return self.is_nobodys or self.recorded.form == "run"
+
+    @property
+    def lanes(self) -> list[int]:
+        """Turns of each conversation; of all together, as one number, where sessions are dealt."""
+        if self.stored:
+            return [len(lines) for lines in self._stored]
+        if self._is_dealt:
+            return [self.recorded.requests]
+        return [self.recorded.requests] * (self.places or 1)
+
+    @property
+    def parallel(self) -> int:
+        """Conversations at once. A session that stands alone is sent by every place."""
+        if self.stored:
+            return len(self._stored)
+        if self.recorded.form == "mooncake":
+            return min(self.places or PLACES, self.recorded.requests)
+        return min(self.places or 1, len(self.recorded.sessions)) if self._is_dealt else self.places or 1
+
+    def said(self) -> list[str]:
+        """What was read, in sentences."""
+        names = {"openai": "OpenAI requests", "sharegpt": "ShareGPT conversations", "mooncake": "Mooncake arrivals"}
+        found = self.recorded
+        if found.form == "run":
+            return [f"{self.path.name} is a run folder: {sum(self.lanes)} requests, sent again byte for byte"]
+        many = len(found.entries) or len(found.sessions)
+        count = f"{found.requests} requests" + (f" in {many} sessions" if found.sessions else "")
+        return [f"{self.path.name} was read as {names[found.form]}: {count}", *found.notes]
+
+    def prepare(self, target: Target) -> None:
+        """Ask the engine how it counts and rewrite what is to be rewritten; blocks. ``facts`` are complete then."""
+        if not self.is_nobodys or self._text is not None or "anonymised" in self.facts:
+            return
+        with EngineCounts(target) as asked:
+            counts: TokenCounts = asked if asked.available() else EstimatedCounts()
+            filler = Filler(counts, self.seed)
+            counts.overhead()
+            if self.anonymise:
+                hidden = Anonymiser(filler)
+                self.recorded.sessions = [
+                    [hidden.request(one) for one in session] for session in self.recorded.sessions
+                ]
+                self.facts["anonymised"] = hidden.facts()
+                return
+        self._text = TraceText(filler, self.block_tokens, self.speed)
+        self.facts["trace"] = {
+            "block_tokens": self.block_tokens,
+            "speed": self.speed,
+            "counted": counts.how,
+            "output_length": "exact (ignore_eos)" if counts.extended else "at most",
+        }
+
+    def conversations(self, probe: Probe, *, over_again: bool = False) -> list[Conversation]:
+        """The load. Raises ``UsageError`` where an arrival of a trace does not fit the engine's context."""
+        if self.stored:
+            return [TranscriptConversation(number, lines, over_again) for number, lines in enumerate(self._stored)]
+        if not self._is_dealt:
+            lines = self._session(0, probe.model)
+            return [TranscriptConversation(number, lines, over_again) for number in range(self.parallel)]
+        if self.recorded.form == "mooncake":
+            self._fits(probe)
+            over_again = False  # the clock does not start again
+        deck = Deck(self._count, lambda index: self._session(index, probe.model), over_again)
+        return [DealtConversation(number, deck) for number in range(self.parallel)]
+
+    @property
+    def _stored(self) -> list[list[Line]]:
+        return self.stored * (self.places or 1) if len(self.stored) == 1 else self.stored
+
+    @property
+    def _is_dealt(self) -> bool:
+        return self.recorded.form in ("sharegpt", "mooncake")
+
+    @property
+    def _count(self) -> int:
+        return len(self.recorded.entries) or len(self.recorded.sessions)
+
+    def _session(self, index: int, model: str) -> list[Line]:
+        if self.recorded.entries:
+            assert self._text is not None, "prepare() was not called"
+            return [make_line(self._text.request(self.recorded.entries[index]), model, self.max_tokens)]
+        return [make_line(request, model, self.max_tokens) for request in self.recorded.sessions[index]]
+
+    def _fits(self, probe: Probe) -> None:
+        limit = probe.context_limit
+        if limit is None:
+            return
+        long: list[TraceEntry] = [e for e in self.recorded.entries if e.input_tokens + e.output_tokens > limit]
+        if long:
+            first = long[0]
+            raise UsageError(
+                f"{len(long)} of {self._count} arrivals do not fit the engine's context of {limit} tokens; the first "
+                f"is {first.where}: {first.input_tokens} of prompt and {first.output_tokens} of answer",
+                remedy="Serve a longer context, or cut the file: "
+                f"jq -c 'select(.input_length+.output_length<={limit})'",
+            )
+
+
+def open_transcript(path: Path, **options: Any) -> Transcript:
+    """Read a file or a run folder. ``options``: fields of ``Transcript``.
+
+    Raises ``UsageError`` with the first line that does not fit, before anything is sent, and for options that mean
+    nothing to what was found.
     """
     if path.is_dir():
-        return _read_run(path)
-    if path.exists() and not path.is_file():
-        raise UsageError(f"--transcript {path} is neither a file nor a folder", remedy="Give a JSONL file.")
-    lines: list[Line] = []
-    try:
-        stream = path.open("rb")
-    except OSError as error:
+        stored = _read_run(path)
+        found = Transcript(path, Recorded("run"), stored, **options)
+        count = len(stored)
+    else:
+        if path.exists() and not path.is_file():
+            raise UsageError(f"--transcript {path} is neither a file nor a folder", remedy="Give a JSONL file.")
+        found = Transcript(path, read_file(path, options.get("block_tokens", BLOCK_TOKENS)), **options)
+        count = found.recorded.requests
+    if found.anonymise and found.recorded.form in ("run", "mooncake"):
+        why = "a run is re-sent byte for byte" if found.stored else "a trace holds nobody's text"
+        raise UsageError(f"--anonymise makes no sense with {path}: {why}", remedy="Leave --anonymise out.")
+    if count > 1 and found.stored and found.places not in (None, 1, count):
         raise UsageError(
-            f"--transcript {path} cannot be read: {error.strerror}", remedy="Give a JSONL file or a run folder."
-        ) from error
-    with stream:
-        for number, raw in enumerate(stream, 1):
-            if raw.strip():
-                lines.append(_read_line(raw, f"{path.name} line {number}", model, max_tokens))
-    if not lines:
-        raise UsageError(f"--transcript {path} holds no request", remedy="Expected one JSON object or list a line.")
-    return [lines]
+            f"--conversations {found.places}: {path} holds {count} conversations, each sent once",
+            remedy="Leave --conversations out.",
+        )
+    found.facts = _facts(path, found)
+    return found
+
+
+def read_transcript(path: Path, *, model: str = "", max_tokens: int = 512) -> list[list[Line]]:
+    """The sessions of a transcript that has texts, or of a run folder, each a list of requests with their bytes.
+
+    A run folder gives its bodies unchanged. Raises as ``open_transcript``.
+    """
+    found = open_transcript(path)
+    if found.stored:
+        return found.stored
+    return [[make_line(request, model, max_tokens) for request in session] for session in found.recorded.sessions]
 
 
 def transcript_facts(path: Path, conversations: Sequence[Sequence[Line]]) -> dict[str, Any]:
@@ -107,75 +238,26 @@ def transcript_facts(path: Path, conversations: Sequence[Sequence[Line]]) -> dic
     return facts
 
 
+def _facts(path: Path, found: Transcript) -> dict[str, Any]:
+    facts = transcript_facts(path, found.stored)
+    if not found.stored:
+        facts["requests"] = found.recorded.requests
+        facts["sessions"] = len(found.recorded.sessions) or None
+    facts["format"] = found.recorded.form
+    if found.recorded.notes:
+        facts["notes"] = found.recorded.notes
+    return facts
+
+
 def _read_run(folder: Path) -> list[list[Line]]:
     conversations: dict[int, list[Line]] = {}
     for stored in read_requests(folder):
-        tools = _tool_names(orjson.loads(stored.head + b"}"))
-        line = Line(stored.head, stored.messages, stored.extra, tools)
+        fields = orjson.loads(stored.head + b"}")
+        tools, whole = tool_names(fields.get("tools")), not fields.get("stream", False)
+        line = Line(stored.head, stored.messages, stored.extra, tools, stored.due_s, whole)
         conversations.setdefault(stored.conversation, []).append(line)
     return list(conversations.values())
 
 
-def _read_line(raw: bytes, where: str, model: str, max_tokens: int) -> Line:
-    try:
-        data = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise UsageError(f"{where} is no JSON: {error}", remedy="Nothing was sent.") from error
-    if isinstance(data, list):
-        data = {"messages": data}
-    if not isinstance(data, dict):
-        raise UsageError(f"{where} is {type(data).__name__}, expected a request object or a list of messages")
-    unknown = sorted(set(data) - FIELDS)
-    if unknown:
-        raise UsageError(f"{where} has the unknown field {unknown[0]!r}", remedy=f"Known: {', '.join(sorted(FIELDS))}.")
-    _check_fields(data, where)
-    if data.get("n", 1) != 1:
-        raise UsageError(f"{where} asks for n={data['n']} answers", remedy="A turn has one answer: leave n out.")
-    messages = _messages(data.pop("messages", None), where)
-    data.pop("model", None)
-    fields: dict[str, Any] = {**data, "stream": True, "stream_options": {"include_usage": True}}
-    if "max_tokens" not in fields and "max_completion_tokens" not in fields:
-        fields["max_tokens"] = max_tokens
-    tools = fields.pop("tools", None) or []
-    head = Head(model, tools, fields)
-    return Line(head.data, [fragment(message) for message in messages], {}, _tool_names({"tools": tools}))
-
-
-def _messages(messages: Any, where: str) -> list[dict[str, Any]]:
-    if not isinstance(messages, list) or not messages:
-        raise UsageError(f"{where} has no messages", remedy='Expected {"messages": [{"role": ..., "content": ...}]}.')
-    for number, message in enumerate(messages, 1):
-        role = message.get("role") if isinstance(message, dict) else None
-        if not isinstance(role, str) or role not in ROLES:
-            raise UsageError(
-                f"{where}: message {number} has the role {role!r}",
-                remedy=f"Expected one of {', '.join(sorted(ROLES))}.",
-            )
-        content = message.get("content")
-        if content is not None and not isinstance(content, str | list):
-            raise UsageError(
-                f"{where}: message {number} has a content that is neither text, a list nor null: {content!r:.80}"
-            )
-    return messages
-
-
-def _check_fields(data: dict[str, Any], where: str) -> None:
-    """Types of what a server would otherwise refuse, and be blamed for."""
-    for name, kinds in NUMBERS.items():
-        value = data.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, kinds) or not 0 <= value < 1 << 31):
-            raise UsageError(f"{where}: {name} is {value!r:.80}, expected a number from 0 up")
-    tools = data.get("tools")
-    if tools is not None and (not isinstance(tools, list) or _tool_names(data) is None):
-        raise UsageError(f"{where}: tools is no list of function definitions: {tools!r:.80}")
-
-
 def _extends(messages: Sequence[bytes], before: Sequence[bytes]) -> bool:
     return len(messages) >= len(before) and list(messages[: len(before)]) == list(before)
-
-
-def _tool_names(data: dict[str, Any]) -> frozenset[str] | None:
-    try:
-        return frozenset(str(tool["function"]["name"]) for tool in data.get("tools") or [])
-    except (KeyError, TypeError):
-        return None

@@ -50,8 +50,9 @@ class Plant(BaseModel):
     """One planted fault.
 
     ``hazard``: probability per turn once ``after`` is behind; ``when``: settings that must hold, by environment name;
-    ``xid``: number or whole line to write to ``kernel_log`` first. ``seed``: of the draws; without one every start
-    draws its own, as a real fault does not come at the same turn of each launch.
+    ``min_tools``: tools that the request must offer; ``xid``: number or whole line to write to ``kernel_log`` first.
+    ``seed``: of the draws; without one every start draws its own, as a real fault does not come at the same turn of
+    each launch.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -59,6 +60,7 @@ class Plant(BaseModel):
     hazard: Annotated[float, Field(ge=0.0, le=1.0)] | Rising = 1.0
     after: After = Field(default_factory=lambda: After(turns=0))
     when: dict[str, str] = Field(default_factory=dict[str, str])
+    min_tools: Annotated[int, Field(ge=0)] = 0
     xid: Annotated[int, Field(ge=1, le=9999)] | str | None = None
     kernel_log: str | None = None
     seed: Annotated[int, Field(ge=0)] | None = None
@@ -143,8 +145,8 @@ class PlantClock:
         self.turns = 0
         self.struck = 0
 
-    def turn(self, context_tokens: int, max_tokens: int | None) -> PlantAction | None:
-        """The action for this chat request, or None. ``max_tokens`` is what the client asked for."""
+    def turn(self, context_tokens: int, max_tokens: int | None, tools: int = 0) -> PlantAction | None:
+        """The action for this chat request, or None. ``max_tokens`` and ``tools`` are what the client asked for."""
         if max_tokens is not None and max_tokens <= CANARY_TOKENS:
             return None
         self.turns += 1
@@ -154,7 +156,7 @@ class PlantClock:
         if isinstance(hazard, Rising):
             hazard = hazard.per_1k_context * context_tokens / 1000
         behind = self.turns > plant.after.turns and context_tokens >= plant.after.context_tokens
-        if not (self._holds and behind and draw < hazard):
+        if not (self._holds and behind and tools >= plant.min_tools and draw < hazard):
             return None
         self.struck += 1
         return plant.action

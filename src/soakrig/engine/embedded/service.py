@@ -128,7 +128,7 @@ class Service:
             extra=request.chat_template_kwargs or {},
         )
         max_tokens = self._limit(len(prompt), request.limit)
-        action = self.plant.turn(len(prompt), request.limit) if self.plant else None
+        action = self.plant.turn(len(prompt), request.limit, len(request.tools or ())) if self.plant else None
         if isinstance(request.tool_choice, NamedTool):
             wanted = request.tool_choice.function.name
             tools = [tool for tool in tools or () if tool.function.name == wanted]

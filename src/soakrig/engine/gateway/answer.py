@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from soakrig.engine.gateway.body import Json, objects, read_object, write
 from soakrig.engine.gateway.policies import Policies
-from soakrig.engine.gateway.reasoning_memory import NAMES, ReasoningMemory, Said, of_choice
+from soakrig.engine.gateway.reasoning_memory import NAMES, ReasoningMemory, Said, Where, of_choice
 from soakrig.engine.gateway.stream import Event, split_events
 from soakrig.engine.gateway.tool_tags import StreamCleaner, clean_calls
 
@@ -15,7 +15,7 @@ class AnswerEditor:
     """The policies that touch one chat answer. ``where``: its place, as the memory has it; ``note``: told once of each
     policy that changed something. ``close`` keeps what was said, however the answer ended."""
 
-    def __init__(self, policies: Policies, memory: ReasoningMemory, where: bytes, note: Callable[[str], None]) -> None:
+    def __init__(self, policies: Policies, memory: ReasoningMemory, where: Where, note: Callable[[str], None]) -> None:
         self._policies, self._memory, self._where, self._note = policies, memory, where, note
         self._cleaner = StreamCleaner() if policies.sanitize_tool_tags else None
         self._said: dict[int, Said] = {}

@@ -91,10 +91,13 @@ class Captures:
         except OSError as error:
             raise StoreError(f"--capture {folder} cannot be used: {error.strerror}", remedy="Give another.") from error
 
-    async def keep(self, exchange: Exchange) -> None:
-        """Write one in a thread. A disk that cannot be written to costs the capture and nothing else."""
-        with contextlib.suppress(OSError):
+    async def keep(self, exchange: Exchange) -> bool:
+        """Write one in a thread; whether it was written. A disk that cannot be written to costs the capture alone."""
+        try:
             await asyncio.to_thread(self._write, exchange)
+        except OSError:
+            return False
+        return True
 
     def _write(self, exchange: Exchange) -> None:
         data = json.dumps(exchange.record(), indent=1).encode()
@@ -102,8 +105,13 @@ class Captures:
             self._serial += 1
             self._make_room(len(data))
             path = self.folder / f"{self._serial:08d}.json"
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
-                file.write(data)
+            number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            try:
+                with os.fdopen(number, "wb") as file:
+                    file.write(data)
+            except OSError:  # half of one is none
+                path.unlink(missing_ok=True)
+                raise
 
     def _make_room(self, size: int) -> None:
         files = sorted(self._files())
@@ -134,18 +142,19 @@ def hide_query(query: str) -> str:
 
 
 def hide_body(body: bytes) -> Any:
-    """A body as it is kept: JSON with secret fields hidden, else text; a cut or broken one as text as well."""
-    text = body[:BODY_BYTES].decode("utf-8", "replace")
-    if len(body) <= BODY_BYTES and text[:1] in "{[":
+    """A body as it is kept: JSON with secret fields hidden, as text where it is too long to be kept whole; anything
+    else is text as it is."""
+    if body.lstrip()[:1] in (b"{", b"["):
         with contextlib.suppress(ValueError, RecursionError):
-            return _hide(json.loads(text))
-    return text
+            hidden = _hide(json.loads(body))
+            return hidden if len(body) <= BODY_BYTES else json.dumps(hidden)[:BODY_BYTES]
+    return body[:BODY_BYTES].decode("utf-8", "replace")
 
 
 def _hide(value: Any, name: str = "") -> Any:
     if isinstance(value, dict):
         items: dict[str, Any] = value
-        return {key: _hide(one, key) for key, one in items.items()}
+        return {key: _hide(one, name if is_secret(name) else key) for key, one in items.items()}
     if isinstance(value, list):
         several: list[Any] = value
         return [_hide(one, name) for one in several]

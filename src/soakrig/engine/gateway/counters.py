@@ -33,7 +33,7 @@ class Counters:
         )
         self.first_byte = Histogram(
             "soakrig_gateway_first_byte_seconds",
-            "From the request's last byte to the first byte of the engine's answer.",
+            "From a generating request's last byte to the first byte of the engine's answer.",
             ["model"],
             buckets=SECONDS,
             registry=self.registry,

@@ -66,7 +66,7 @@ async def apply_policies(out: Outgoing, route: Route, counters: Counters, count_
         note("effort_words")
     chat = out.path in (CHAT, "/tokenize")
     messages = objects(fields.get("messages")) if chat else []
-    where = place(messages) if messages else b""
+    where = place(messages)
     if messages and policies.sanitize_tool_tags and clean_history(messages):
         note("sanitize_tool_tags")
     if messages and policies.restore_reasoning and route.upstream.memory.restore(messages):

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, cast
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, ValidationError, field_validator
 
 from soakrig.errors import UsageError
 
@@ -31,6 +31,15 @@ class Preset(_Table):
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict[str, Any])
     reasoning_effort: str | None = None
 
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _is_json(cls, table: dict[str, Any]) -> dict[str, Any]:
+        try:
+            json.dumps(table, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"this is no JSON, and requests are: {error}") from error
+        return table
+
 
 class Policies(_Table):
     """One model's policies; ``docs/gateway.md`` shows each by an example."""
@@ -38,7 +47,7 @@ class Policies(_Table):
     restore_reasoning: StrictBool = False
     min_output_tokens: Tokens | None = None
     thinking_token_budget: ThinkingBudget | None = None
-    presets: dict[str, Preset] = Field(default_factory=dict[str, Preset])
+    presets: dict[Annotated[str, Field(min_length=1)], Preset] = Field(default_factory=dict[str, Preset])
     effort_words: dict[str, str] = Field(default_factory=dict[str, str])
     """Word that a client sends as its effort -> word that the model's template knows."""
     sanitize_tool_tags: StrictBool = False

@@ -22,6 +22,7 @@ from soakrig.engine.gateway.capture import Captures, Exchange
 from soakrig.engine.gateway.counters import Counters
 from soakrig.engine.gateway.errors import GatewayError
 from soakrig.engine.gateway.outgoing import Outgoing
+from soakrig.engine.gateway.packed import PackedLook
 from soakrig.engine.gateway.reply import Reply
 from soakrig.engine.gateway.stream import DONE, EventCutter, EventTooLongError, payload, split_events
 from soakrig.engine.gateway.transport import PassingTransport
@@ -34,6 +35,9 @@ CONNECT_S = 10.0
 ASK_S = 5.0
 """How long a small question beside the load may take."""
 TAIL = 64
+SHOWN = 200
+ERROR = b"error"
+CUT = "the connection ended before the {}, and no length was stated"
 HOP_BY_HOP = frozenset(
     {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te",
      b"trailer", b"transfer-encoding", b"upgrade"}
@@ -119,7 +123,8 @@ class Proxy:
             self._counters.requests.labels(name, out.path, outcome).inc()
             if exchange is not None and self._captures is not None:
                 exchange.outcome, exchange.seconds = outcome, time.monotonic() - began
-                await self._captures.keep(exchange)
+                if not await self._captures.keep(exchange):
+                    self._counters.policy.labels(name, "capture", "lost").inc()
         return outcome
 
     async def _answer(self, out: Outgoing, reply: Reply) -> str:
@@ -131,7 +136,7 @@ class Proxy:
                 self._counters.policy.labels(out.upstream.name, "min_output_tokens", "undone").inc()
                 response = await self._open(out, out.unraised, deadline)
             try:
-                kind = response.headers.get("content-type", "")
+                kind = response.headers.get("content-type", "").strip().lower()  # RFC 9110, 8.3.1: in any case
                 if response.status_code == 200 and kind.startswith("text/event-stream"):
                     return await self._stream(out, response, reply, deadline)
                 return await self._whole(out, response, reply, deadline)
@@ -210,16 +215,22 @@ class Proxy:
 
     async def _stream(self, out: Outgoing, response: httpx.Response, reply: Reply, deadline: float) -> str:
         up, began = out.upstream, time.monotonic()
-        packed = response.headers.get("content-encoding", "identity") != "identity"
+        look = _packed(response)
+        packed = look is not None
         editor = None if packed else out.editor
         drop = frozenset({b"content-length"}) if editor is not None else frozenset[bytes]()
         reply.head(200, passed_on(response.headers.raw, drop), packed=packed)
         chunks = aiter(cast(httpx.AsyncByteStream, response.stream))
-        cutter, held, tail, real = EventCutter(), b"", b"", False
+        cutter, held, tail, real, failed = EventCutter(), b"", b"", False, False
         while (chunk := await self._next(out, chunks, reply.started, deadline, DONE in tail)) is not None:
-            if packed:
-                data = chunk
-                real = real or bool(chunk)
+            if look is not None:
+                held += chunk
+                if not real:
+                    look.feed(chunk)
+                    real = look.blind or any(_is_real(event) for event in split_events(look.text))
+                    if not real:
+                        continue
+                data, held = held, b""
             else:
                 try:
                     data = cutter.whole(chunk)
@@ -229,6 +240,7 @@ class Proxy:
                     continue
                 tail = (tail + data)[-TAIL:]
                 real = real or any(_is_real(event) for event in split_events(data))
+                failed = failed or (ERROR in data and any(_says_error(payload(one)) for one in split_events(data)))
                 if not reply.started:
                     # A terminator with nothing before it is no answer; a comment is the engine's byte and goes on.
                     held += data
@@ -236,14 +248,18 @@ class Proxy:
                         continue
                     data, held = held, b""
             if not reply.started:
-                self._counters.first_byte.labels(up.name).observe(time.monotonic() - began)
+                self._first_byte(out, began)
             await reply.write(editor.feed(data) if editor is not None else data)
         rest = cutter.rest()
         if not real and not _is_real(rest):
-            raise errors.empty(up.name, up.url, "a stream without an event" if not held else "only the terminator")
+            what = "only the terminator" if held and not packed else "a stream without an event"
+            raise errors.empty(up.name, up.url, what + (f", only {rest[:SHOWN]!r}" if rest.strip() else ""))
+        whole = packed or DONE in (tail + rest)[-TAIL:] or out.path == "/v1/responses"
+        if not whole and not _has_length(response):
+            raise errors.died(up.name, up.url, CUT.format("terminator"), begun=reply.started)
         await reply.write(editor.end(held + rest) if editor is not None else held + rest)
         await reply.end()
-        return "ok" if packed or DONE in (tail + rest)[-TAIL:] or out.path == "/v1/responses" else "unterminated"
+        return "engine_error" if failed else "ok" if whole else "unterminated"
 
     async def _whole(self, out: Outgoing, response: httpx.Response, reply: Reply, deadline: float) -> str:
         up, began = out.upstream, time.monotonic()
@@ -257,9 +273,9 @@ class Proxy:
                 text = f"the engine {up.name} at {up.url} answered more than {MAX_ANSWER} bytes in one piece"
                 raise GatewayError(502, "engine_answer_too_long", text)
         body, status = b"".join(parts), response.status_code
-        self._counters.first_byte.labels(up.name).observe(time.monotonic() - began)
-        if status == 200 and out.generates and not body.strip():
-            raise errors.empty(up.name, up.url, "an empty body")
+        self._first_byte(out, began)
+        if status == 200 and out.generates:
+            self._refuse_no_answer(up, response, body)
         headers = passed_on(response.headers.raw)
         if status == 200 and out.editor is not None and "content-encoding" not in response.headers:
             edited = out.editor.whole(body)
@@ -272,7 +288,29 @@ class Proxy:
         reply.head(status, headers)
         await reply.write(body, start=True)
         await reply.end()
+        if status == 200 and out.generates and ERROR in body and _says_error(body):
+            return "engine_error"
         return "ok" if status < 400 else f"status_{status // 100}xx"
+
+    def _first_byte(self, out: Outgoing, began: float) -> None:
+        if out.generates:
+            self._counters.first_byte.labels(out.upstream.name).observe(time.monotonic() - began)
+
+    @staticmethod
+    def _refuse_no_answer(up: Upstream, response: httpx.Response, body: bytes) -> None:
+        """Raises GatewayError for the body of a 200 that is empty, or was plainly cut off."""
+        look = _packed(response)
+        if look is not None:
+            look.feed(body)
+            if look.blind:
+                return
+            body = look.text
+        if not body.strip():
+            raise errors.empty(up.name, up.url, "an empty body")
+        if _only_terminators(body):
+            raise errors.empty(up.name, up.url, "only the terminator")
+        if look is None and body[:1] == b"{" and not _has_length(response) and glance(body) is None:
+            raise errors.died(up.name, up.url, CUT.format("end of its JSON"), begun=True)
 
 
 def passed_on(
@@ -284,6 +322,23 @@ def passed_on(
     }
     out = HOP_BY_HOP | named | drop
     return [(name, value) for name, value in headers if name.lower() not in out]
+
+
+def _packed(response: httpx.Response) -> PackedLook | None:
+    """A look into a compressed answer, None for one that is not."""
+    encoding = response.headers.get("content-encoding", "identity")
+    return None if encoding == "identity" else PackedLook(encoding)
+
+
+def _has_length(response: httpx.Response) -> bool:
+    """Whether HTTP itself tells the end of the body from a break. In HTTP/1.0 nothing but the closing does."""
+    return any(name in response.headers for name in ("transfer-encoding", "content-length"))
+
+
+def _says_error(data: bytes | None) -> bool:
+    """Whether an event or a body is an error object: OpenAI's, vLLM's older one, or an event of the Responses API."""
+    said = (glance(data) if data else None) or {}
+    return bool(said.get("error")) or said.get("object") == "error" or said.get("type") in ("error", "response.failed")
 
 
 def _is_real(event: bytes) -> bool:

@@ -1,16 +1,18 @@
 """The reasoning of the gateway's own answers, kept so that a client's history can have it back.
 
-An answer is found again by its place (how many messages were before it, what the last of them was, and its own text and
-call ids), else by the id of one of its tool calls. Some engines give the same ids again and again; an id that has
-stood for two different thoughts finds neither.
+An answer is found again by the whole conversation before it and its own text and call ids; where a client has rewritten
+the conversation, by how many messages were before it and what the last of them was; else by the id of one of its tool
+calls. Conversations look alike in the last two, and some engines give the same ids again and again: what has stood for
+two different thoughts finds neither.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from soakrig.engine.gateway.body import Json, inner, objects, text_of
 
@@ -44,12 +46,31 @@ class Said:
                 self.call_ids.append(call_id)
 
 
-def place(before: Sequence[Json]) -> bytes:
-    """Where an answer stands: the number of messages before it (system messages aside), and the last one."""
-    counted = [message for message in before if message.get("role") not in _SYSTEM]
-    last = counted[-1] if counted else {}
-    parts = [str(len(counted)), str(last.get("role")), str(last.get("tool_call_id")), text_of(last.get("content"))]
-    return _digest(*parts)
+class Where(NamedTuple):
+    """Where an answer stands, system messages aside. ``exact``: all messages before it; ``loose``: their number, and
+    the last one."""
+
+    exact: bytes = b""
+    loose: bytes = b""
+
+
+def places(messages: Iterable[Json]) -> Iterator[Where]:
+    """Where each message stands, and at last where the answer to all of them will."""
+    before, number, last = b"", 0, _digest()
+    for message in messages:
+        yield Where(before, _digest(str(number), last.hex()))
+        if message.get("role") in _SYSTEM:
+            continue
+        number += 1
+        last = _digest(str(message.get("role")), str(message.get("tool_call_id")), text_of(message.get("content")))
+        before = _digest(before.hex(), last.hex(), *_call_ids(message))
+    yield Where(before, _digest(str(number), last.hex()))
+
+
+def place(before: Iterable[Json]) -> Where:
+    """Where the answer to these messages stands."""
+    *_, last = places(before)
+    return last
 
 
 class ReasoningMemory:
@@ -65,17 +86,16 @@ class ReasoningMemory:
 
     @property
     def size(self) -> int:
-        """Bytes, at most: a thought that has two keys is counted twice."""
+        """Bytes, at most: a thought is counted once for each of its keys."""
         return self._bytes
 
-    def remember(self, where: bytes, said: Said) -> None:
+    def remember(self, where: Where, said: Said) -> None:
         """Keep an answer's reasoning; nothing where it has none."""
-        thought = "".join(said.reasoning)
+        thought, content = "".join(said.reasoning), "".join(said.content)
         if not thought:
             return
-        self._put(_at(where, "".join(said.content), said.call_ids), thought)
-        for call_id in said.call_ids:
-            key = _digest("id", call_id)
+        self._put(_at(where.exact, content, said.call_ids), thought)
+        for key in (_at(where.loose, content, said.call_ids), *(_digest("id", one) for one in said.call_ids)):
             ambiguous = self._entries.get(key, thought) != thought
             self._put(key, None if ambiguous else thought)
 
@@ -83,23 +103,23 @@ class ReasoningMemory:
         """Put reasoning into the assistant's messages of a history, under both names where they are missing; what a
         client sent stays, an empty text included. Returns how many messages were changed."""
         changed = 0
-        for number, message in enumerate(messages):
+        for where, message in zip(places(messages), messages, strict=False):
             if message.get("role") != "assistant":
                 continue
             missing = [name for name in NAMES if message.get(name) is None]
             if not missing:
                 continue
             sent = next((message[name] for name in NAMES if isinstance(message.get(name), str)), None)
-            thought = self._find(messages[:number], message) if sent is None else sent
+            thought = self._find(where, message) if sent is None else sent
             if thought:
                 message.update(dict.fromkeys(missing, thought))
                 changed += 1
         return changed
 
-    def _find(self, before: Sequence[Json], message: Json) -> str | None:
-        ids = [call["id"] for call in objects(message.get("tool_calls")) if isinstance(call.get("id"), str)]
-        keys = [_at(place(before), text_of(message.get("content")), ids), *(_digest("id", one) for one in ids)]
-        for key in keys:
+    def _find(self, where: Where, message: Json) -> str | None:
+        ids, content = _call_ids(message), text_of(message.get("content"))
+        keys = (_at(one, content, ids) for one in where)
+        for key in (*keys, *(_digest("id", one) for one in ids)):
             thought = self._entries.get(key)
             if thought is not None:
                 self._entries.move_to_end(key)
@@ -123,6 +143,10 @@ def of_choice(data: Json, part: str) -> list[tuple[int, Json]]:
         index = choice.get("index")
         found.append((index if type(index) is int else number, inner(choice, part)))
     return found
+
+
+def _call_ids(message: Json) -> list[str]:
+    return [call["id"] for call in objects(message.get("tool_calls")) if isinstance(call.get("id"), str)]
 
 
 def _at(where: bytes, content: str, ids: Sequence[str]) -> bytes:

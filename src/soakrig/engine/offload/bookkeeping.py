@@ -146,3 +146,55 @@ def assign_numba(
         src[:] = -1
         return 0
     return missing
+
+
+@compiled
+def assign_steps_numba(
+    ids: Any,
+    starts: Any,
+    top_k: int,
+    experts: int,
+    key_base: int,
+    slot_key: Any,
+    key_slot: Any,
+    last: Any,
+    uses: Any,
+    ref: Any,
+    clock: Any,
+    policy: int,
+    first_row: int,
+    staging_row: int,
+    rows: Any,
+    bank_rows: Any,
+    src: Any,
+    dst: Any,
+    counts: Any,
+    skew: Any,
+    bad_tokens: Any,
+) -> None:
+    """Small layer-steps one after the other, for a replay: ``ids`` [pairs] of all of them, those of step s at
+    ``starts[s]`` to ``starts[s + 1]``. The rest is ``assign_numba``'s; only the last step's placement is left.
+    """
+    for step in range(starts.size - 1):
+        assign_numba(
+            ids[starts[step] : starts[step + 1]],
+            top_k,
+            experts,
+            key_base,
+            slot_key,
+            key_slot,
+            last,
+            uses,
+            ref,
+            clock,
+            policy,
+            first_row,
+            staging_row,
+            rows,
+            bank_rows,
+            src,
+            dst,
+            counts,
+            skew,
+            bad_tokens,
+        )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .bookkeeping import FETCHES, assign_numba
+from .bookkeeping import FETCHES, assign_numba, assign_steps_numba
 from .plan import LayerPlan
 from .policy import Policy
 
@@ -157,6 +157,15 @@ class LayerSlots:
         if ids.dtype != torch.int64:
             rows, bank_rows = rows.to(ids.dtype), bank_rows.to(ids.dtype)
         return Fetches(rows, bank_rows, buffers.src, buffers.dst, count)
+
+    def assign_steps(self, ids: Native, starts: Native, top_k: int) -> None:
+        """Small layer-steps one after the other, on the CPU: ``ids`` int64 [pairs], ``starts`` [steps + 1] where
+        each begins. What a replay counts; nobody asks it where a step's experts went.
+        """
+        buffers = self._buffers
+        flat = buffers.rows(torch.Size([FETCHES]), torch.int64)[2:]
+        arguments: list[Any] = [ids, starts, top_k, *self._where, *flat, buffers.src, buffers.dst, *self._tally]
+        assign_steps_numba(*arguments)
 
     def resident(self) -> Tensor:
         """Arena row of every expert [experts] int32, -1 where it is in no slot. Nothing is refreshed by looking."""

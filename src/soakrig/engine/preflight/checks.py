@@ -23,6 +23,7 @@ from soakrig.engine.preflight.ports import check_port, check_slot
 from soakrig.engine.preflight.shadow import check_shadow
 from soakrig.engine.preflight.shm import check_shm
 from soakrig.engine.preflight.versions import check_versions
+from soakrig.engine.preflight.vram_parts import check_vram_parts
 from soakrig.engine.registry_entry import Entry
 from soakrig.errors import PreflightRefusedError, UsageError
 
@@ -48,6 +49,7 @@ PASSING: Mapping[str, Check] = {
     "port": check_port,
     "host-ram": check_host_ram,
     "vram": check_vram,
+    "vram-parts": check_vram_parts,
     "gpu-process": check_gpu_process,
     "shm": check_shm,
 }
@@ -55,6 +57,9 @@ PASSING: Mapping[str, Check] = {
 CHECKS: Mapping[str, Check] = {**LASTING, **PASSING}
 """Every preflight, in the order in which they are told; ``--force`` takes these names."""
 MEMORY = ("host-ram", "vram", "shm")
+"""What a model that is stopped gives back; cheap enough to ask again and again."""
+FIT = ("context", "kv-cap", "host-ram", "vram", "vram-parts", "shm")
+"""Whether a launch fits at all: sums that a machine which is only stated can be put to."""
 
 
 def run_checks(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from soakrig.engine.checkpoint import read_checkpoint
+from soakrig.engine.checkpoint import own_words
 from soakrig.engine.launch_values import flag_value
+from soakrig.engine.planning.fit import kv_cache, longest_context
 from soakrig.engine.preflight.finding import Finding, ok, refused, unknown
 from soakrig.engine.preflight.machine import Machine
 from soakrig.engine.registry_entry import KV_CAP, Entry
@@ -16,7 +17,7 @@ def check_context(entry: Entry, machine: Machine) -> Finding:
     """The context against the one that was validated and against the checkpoint's own limit, to the token."""
     name, asked, valid = "context", entry.context, entry.validated_context
     try:
-        limit = read_checkpoint(entry, machine.home).max_positions
+        limit = own_words(entry, machine.home).config.max_positions
     except SoakrigError:
         limit = None  # told by the check of the checkpoint
     if limit is not None and asked > limit:
@@ -55,7 +56,7 @@ def check_kv_cap(entry: Entry, machine: Machine) -> Finding:
         if given is None:
             return ok(name, "no cap: vLLM sizes the cache from the memory that is left, and refuses a context above it")
         return unknown(name, f"{KV_CAP}={given}, and the registry has no kv_bytes_per_token to judge it by")
-    need = entry.context * per_token
+    need = int(kv_cache(entry.context, per_token).value)
     arithmetic = f"{entry.context:,} tokens x {per_token:,} bytes = {need:,} bytes"
     if given is None:
         return ok(name, f"{arithmetic}, which is the cap", needs=need, has=need, unit="bytes")
@@ -63,7 +64,7 @@ def check_kv_cap(entry: Entry, machine: Machine) -> Finding:
         return unknown(name, f"{KV_CAP}={given} is no number of bytes")
     text = f"{arithmetic} needed, {int(given):,} bytes is the cap"
     if int(given) < need:
-        most = int(given) // per_token
+        most = longest_context(int(given), per_token)
         remedy = f"Leave {KV_CAP} out (the cap then follows the context), or set context to {most} at most."
         return refused(name, text, remedy, needs=need, has=int(given), unit="bytes")
     return ok(name, text, needs=need, has=int(given), unit="bytes")

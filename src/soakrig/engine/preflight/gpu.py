@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from soakrig.engine.launch_values import flag_value
+from soakrig.engine.planning.fit import share_of_card
 from soakrig.engine.preflight.finding import GIB, Finding, gib, ok, refused, unknown
 from soakrig.engine.preflight.machine import Card, Machine
 from soakrig.engine.registry_entry import Entry
@@ -23,7 +24,7 @@ def wants_gpu(entry: Entry, machine: Machine) -> bool:
 def check_vram(entry: Entry, machine: Machine) -> Finding:
     """``gpu_memory_utilization`` of each card that the launch uses against what is free there."""
     name = "vram"
-    cards = _cards(name, entry, machine)
+    cards = cards_or_finding(name, entry, machine)
     if isinstance(cards, Finding):
         return cards
     share = entry.gpu_memory_utilization
@@ -34,7 +35,7 @@ def check_vram(entry: Entry, machine: Machine) -> Finding:
     for card in cards:
         if card.used is None or card.total is None:
             return unknown(name, f"{card} does not tell its memory")
-        need, free = share * card.total, card.total - card.used
+        need, free = share_of_card(card.total, share), card.total - card.used
         text = f"{card}: {gib(need)} needed ({share:g} of {gib(card.total)}), {gib(free)} free"
         texts.append(text)
         if free < need and (worst is None or free - need < worst[1] - worst[0]):
@@ -48,7 +49,7 @@ def check_vram(entry: Entry, machine: Machine) -> Finding:
 def check_gpu_process(entry: Entry, machine: Machine) -> Finding:
     """Nobody else may compute on the card: one more process there has ended a host with pinned memory before."""
     name = "gpu-process"
-    cards = _cards(name, entry, machine)
+    cards = cards_or_finding(name, entry, machine)
     if isinstance(cards, Finding):
         return cards
     found: list[str] = []
@@ -93,7 +94,8 @@ def cards_of(entry: Entry, machine: Machine) -> list[Card] | str:
     return found[:wanted]
 
 
-def _cards(name: str, entry: Entry, machine: Machine) -> list[Card] | Finding:
+def cards_or_finding(name: str, entry: Entry, machine: Machine) -> list[Card] | Finding:
+    """The cards that the launch uses; where there are none to look at, what check ``name`` says of that."""
     if not wants_gpu(entry, machine):
         return ok(name, "it computes on the CPU")
     cards = cards_of(entry, machine)
@@ -115,7 +117,9 @@ def _is(card: Card, word: str) -> bool:
 
 def _rest(card: Card, machine: Machine) -> str:
     """Who holds what is not free."""
-    holders: Sequence[str] = [_named(one.pid, str(one), machine) for one in card.holders or () if one.bytes != 0]
+    if card.holders is None:
+        return "who holds the rest is not told"
+    holders: Sequence[str] = [_named(one.pid, str(one), machine) for one in card.holders if one.bytes != 0]
     shown = f"held by {', '.join(holders)}" if holders else "no process is shown there"
     if card.unattributed:
         shown += f"; {gib(card.unattributed)} held by no process shown"

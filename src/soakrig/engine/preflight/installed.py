@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from soakrig.engine.checkpoint import read_checkpoint
+from soakrig.engine.checkpoint import own_words
 from soakrig.engine.preflight.finding import Finding, gib, ok, refused
 from soakrig.engine.preflight.machine import Machine
 from soakrig.engine.registry_entry import MADE_HERE, Entry
@@ -32,7 +32,7 @@ def check_checkpoint(entry: Entry, machine: Machine) -> Finding:
     if entry.backend == "embedded" or entry.checkpoint == MADE_HERE:
         return ok(name, "made by this tool")
     try:
-        found = read_checkpoint(entry, machine.home)
+        found = own_words(entry, machine.home)
     except UsageError as error:
         return refused(name, error.message, error.remedy)
     size = f", {gib(found.weight_bytes)} of weights" if found.weight_bytes else ""

@@ -92,6 +92,7 @@ class Machine:
 
     ``installation``: the vLLM that would be started, or why there is none; None for the embedded engine. ``serving``:
     what is served now. ``launch_folder``: where an engine without a ``directory`` runs.
+    ``stated_ram`` and ``stated_shm``: bytes that somebody says are free, in place of looking.
     """
 
     proc: Path = Path("/proc")
@@ -102,6 +103,8 @@ class Machine:
     installation: Installation | str | None = None
     serving: tuple[Serving, ...] = ()
     launch_folder: Path = Path("/")
+    stated_ram: int | None = None
+    stated_shm: int | None = None
     space: Callable[[Path], tuple[int, int]] = space
     port_refusal: Callable[[int], PreflightRefusedError | None] = port_refusal
 

@@ -20,30 +20,36 @@ def check_host_ram(entry: Entry, machine: Machine) -> Finding:
     """
     name = "host-ram"
     try:
-        need = entry.host_need_gib
+        whole = entry.host_need
     except ValueError as error:
         return unknown(name, str(error), "Correct it in the registry.")
-    if need is None:
+    if whole is None:
         return unknown(name, "the registry does not say how much host memory it takes", "Set host_ram_gib.")
     try:
-        memory = meminfo(machine)
+        available, where = _available(machine)
     except (OSError, ValueError, KeyError) as error:
         return unknown(name, f"{machine.proc / 'meminfo'} cannot be read: {error}")
+    need, has = whole.total.to("GiB"), available / GIB
+    listed = " + ".join(f"{part.to('GiB'):g} {part.source}" for part in whole.parts)
+    parts = f" ({listed})" if len(whole.parts) > 1 else ""
+    text = f"{need:g} GiB needed{parts}, {has:.1f} GiB {where}"
+    if has < need:
+        remedy = "Stop what holds memory (`soak engine list`), free /dev/shm, or offload less."
+        return refused(name, text, remedy, needs=need, has=has, unit="GiB")
+    return ok(name, text, needs=need, has=has, unit="GiB")
+
+
+def _available(machine: Machine) -> tuple[int, str]:
+    """Bytes, and where they were seen."""
+    if machine.stated_ram is not None:
+        return machine.stated_ram, "stated"
+    memory = meminfo(machine)
     available, where = memory["MemAvailable"], "available"
     left = cgroup_room(machine)
     if left is not None and left < available:
         available, where = left, "left below this cgroup's limit"
     swap = memory.get("SwapTotal", 0)
-    told = "no swap" if not swap else f"{gib(swap)} of swap, which pinned memory cannot use"
-    has = available / GIB
-    parts = ""
-    if entry.host_ram_gib is None and entry.offload_gib:
-        parts = f" ({entry.offload_gib:g} offloaded + {entry.transient_gib:g} while it loads)"
-    text = f"{need:g} GiB needed{parts}, {has:.1f} GiB {where}, {told}"
-    if has < need:
-        remedy = "Stop what holds memory (`soak engine list`), free /dev/shm, or offload less."
-        return refused(name, text, remedy, needs=need, has=has, unit="GiB")
-    return ok(name, text, needs=need, has=has, unit="GiB")
+    return available, f"{where}, " + ("no swap" if not swap else f"{gib(swap)} of swap, which pinned memory cannot use")
 
 
 def check_memlock(entry: Entry, machine: Machine) -> Finding:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from soakrig.engine.launch_values import flag_value
-from soakrig.engine.preflight.finding import GIB, Finding, gib, ok, refused, unknown
+from soakrig.engine.planning.fit import kv_tier
+from soakrig.engine.preflight.finding import GIB, MIB, Finding, gib, ok, refused, unknown
 from soakrig.engine.preflight.machine import Machine
 from soakrig.engine.registry_entry import Entry
 
@@ -23,12 +24,15 @@ def check_shm(entry: Entry, machine: Machine) -> Finding:
             return unknown(name, f"{TIER}={text} is no number of GiB")
     if not need:
         return ok(name, "no tier in shared memory")
+    size = kv_tier(need)
     try:
-        total, free = machine.space(machine.shm)
+        total, free = machine.space(machine.shm) if machine.stated_shm is None else (machine.stated_shm,) * 2
     except OSError as error:
         return unknown(name, f"{machine.shm} cannot be looked at: {error.strerror or error}")
-    text = f"{need:g} GiB needed in {machine.shm}, {gib(free)} of {gib(total)} free"
-    if free < need * GIB:
+    where = "stated" if machine.stated_shm is not None else f"of {gib(total)} free"
+    mib = f"({size.to('MiB'):,.0f} and {free // MIB:,} MiB)"
+    text = f"{need:g} GiB needed in {machine.shm}, {gib(free)} {where} {mib}"
+    if free < size.value:
         remedy = (
             "docker run --shm-size (or --ipc=host), mount -o remount,size=; `soak engine stop` frees what is leaked."
         )

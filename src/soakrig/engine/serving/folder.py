@@ -85,11 +85,15 @@ class EngineFolder:
         return list(self._lines(LAUNCHES))
 
     def write(self, name: str, data: Any) -> None:
-        """A small JSON file, whole or not at all."""
+        """A small JSON file, whole or not at all. Raises OSError."""
         part = self.path / f".{name}.{os.getpid()}"
-        with open(part, "w", opener=_private, encoding="utf-8") as file:
-            json.dump(data, file)
-        part.replace(self.path / name)
+        try:
+            with open(part, "w", opener=_private, encoding="utf-8") as file:
+                json.dump(data, file)
+            part.replace(self.path / name)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
 
     def read(self, name: str) -> Any:
         """Its data, None where it is not there or is none of ours."""

@@ -32,7 +32,7 @@ from soakrig.engine.serving.processes import SERVING, STOPPING
 from soakrig.engine.shm import FOLDER as SHM_FOLDER
 from soakrig.engine.shm import SharedMemory
 from soakrig.engine.vllm.launch import free_port
-from soakrig.errors import EngineStartError, SoakrigError
+from soakrig.errors import EngineStartError, SoakrigError, StoreError
 from soakrig.record.redaction import redact_flags, redact_settings
 
 LOOK_S = 1.0
@@ -63,10 +63,12 @@ class Supervisor:
         self._stop, self._why = threading.Event(), ""
         self._shm = SharedMemory()
         self._groups: tuple[cgroup.Cgroup, cgroup.Cgroup] | None = None
-        self._owner_fd = -1
+        self._owner_fd, self._orphan = -1, False
         if task.owner:
             with contextlib.suppress(OSError):
                 self._owner_fd = os.pidfd_open(task.owner)
+            # It may have ended before this line, and its number may be somebody else's by now: a child knows.
+            self._orphan = os.getppid() != task.owner
 
     def ask_to_stop(self, number: int, frame: object) -> None:
         """Signal handler."""
@@ -77,7 +79,8 @@ class Supervisor:
         """Serve until asked to stop or until the engine ends; the exit status."""
         try:
             engine = self._start()
-        except SoakrigError as error:
+        except (SoakrigError, OSError) as raised:
+            error = raised if isinstance(raised, SoakrigError) else self._unwritten(raised)
             self._log(f"not started: {error.message}")
             self._record("failed", error=error.message)
             self._leave_cgroup()
@@ -86,6 +89,12 @@ class Supervisor:
         while not self._stop.wait(LOOK_S) and engine.alive() and not self._owner_gone():
             self._look(engine)
         return self._end(engine)
+
+    def _unwritten(self, error: OSError) -> StoreError:
+        return StoreError(
+            f"{error.filename or self._folder.path} cannot be written: {error.strerror or error}",
+            remedy="Make room there, or set XDG_STATE_HOME to a folder that can be written.",
+        )
 
     def _start(self) -> EngineProcess:
         began = time.monotonic()
@@ -132,10 +141,12 @@ class Supervisor:
         why = ""
         for _ in range(CANARY_TRIES):
             answer = ask(engine.base_url, self._entry.model_name, self._entry.canary)
+            if given_up := self._given_up():
+                raise EngineStartError(f"the engine was given up before it was ready: {given_up}")
             if answer.verdict == "sensible":
                 return answer.text[:200]
             why = f"{answer.verdict}: {answer.text}"
-            if self._given_up() or not engine.alive():
+            if not engine.alive():
                 break
         raise EngineStartError(
             f"{self._entry.name} came up and its canary was not answered sensibly ({why})",
@@ -178,7 +189,7 @@ class Supervisor:
         return "whoever started it is gone" if self._owner_gone() else ""
 
     def _owner_gone(self) -> bool:
-        return self._owner_fd >= 0 and bool(select.select([self._owner_fd], [], [], 0)[0])
+        return self._orphan or (self._owner_fd >= 0 and bool(select.select([self._owner_fd], [], [], 0)[0]))
 
     def _look(self, engine: EngineProcess) -> None:
         """Write down which shared memory is this launch's: once everything was killed, nobody can be asked."""
@@ -186,7 +197,8 @@ class Supervisor:
             known = self._shm.ours
             self._shm.look(stat.pid for stat in keeper.descendants([engine.keeper_pid], keeper.every_stat()))
             if self._shm.ours != known:
-                self._folder.write(SHM, self._shm.ours)
+                with contextlib.suppress(OSError):  # as in _record; the next object is another chance
+                    self._folder.write(SHM, self._shm.ours)
 
     def _enter_cgroup(self) -> None:
         made = cgroup.make(self._entry.name, self._task.mark)

@@ -49,8 +49,9 @@ def launch_vllm(
     give_up: Callable[[], str] = lambda: "",
     installation: Installation | None = None,
     own_offload: bool = False,
+    canary: bool = True,
 ) -> EngineProcess:
-    """Serve ``model`` with vLLM, its log in ``folder``, and wait until it has answered a generation.
+    """Serve ``model`` with vLLM, its log in ``folder``, and wait until it has answered a generation (``canary``).
 
     ``note`` is told what the user's flags took the place of, ``progress`` how far the start has come. ``caller``: the
     environment to take the caller's variables from, None for this process's; ``mark`` and ``give_up`` as in ``launch``,
@@ -67,7 +68,7 @@ def launch_vllm(
         note(text)
     progress(f"{installation.text} starts")
     log = folder / "engine.log"
-    ready = Readiness(progress)
+    ready = Readiness(progress, canary=canary)
     try:
         engine = launch(
             command.argv,

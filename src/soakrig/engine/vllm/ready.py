@@ -23,10 +23,11 @@ _CANARY = {"messages": [{"role": "user", "content": "Answer with one word: ready
 
 
 class Readiness:
-    """Asks a starting engine, and tells how far it has come: ``progress`` gets what its log says last."""
+    """Asks a starting engine, and tells how far it has come: ``progress`` gets what its log says last. Without
+    ``canary`` an engine that names its model is ready: the first generation is then somebody else's."""
 
-    def __init__(self, progress: Callable[[str], None]) -> None:
-        self._progress = progress
+    def __init__(self, progress: Callable[[str], None], *, canary: bool = True) -> None:
+        self._progress, self._canary = progress, canary
         self._client = httpx.Client(timeout=httpx.Timeout(ANSWER_S, connect=2.0), trust_env=False)
         self._ask_at = self._look_at = 0.0
         self._position: int | None = None
@@ -55,6 +56,8 @@ class Readiness:
         if listed.status_code != 200:
             return False
         name = listed.json()["data"][0]["id"]
+        if not self._canary:
+            return True
         self._progress("waiting for its first answer")
         reply = self._client.post(f"{base_url}/v1/chat/completions", json={"model": name, **_CANARY})
         if 400 <= reply.status_code < 500:

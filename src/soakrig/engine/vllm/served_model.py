@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from soakrig.engine.model_config import read_config
 from soakrig.errors import UsageError
 
 _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
@@ -55,15 +54,8 @@ def read_model(text: str) -> ServedModel:
 
 
 def _read_folder(folder: Path) -> ServedModel:
-    path = folder / "config.json"
-    try:
-        config: Any = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError as error:
-        remedy = "Give the folder of a checkpoint as Hugging Face lays it out."
-        raise UsageError(f"--model {folder}: it holds no config.json", remedy=remedy) from error
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read as JSON: {error}", remedy="Fetch the checkpoint again.") from error
-    kind = str(config.get("model_type", "")) if isinstance(config, dict) else ""
+    remedy = "Give the folder of a checkpoint as Hugging Face lays it out."
+    kind = read_config(folder, what="--model", remedy=remedy).model_type or ""
     tools, reasoning = PARSERS.get(kind, (DEFAULT_TOOLS, ""))
     return ServedModel(str(folder), folder.name, tools, reasoning if reasoning and _thinks(folder) else None)
 

@@ -30,7 +30,8 @@ USER_CHANCE = 0.3
 
 @dataclass
 class AgentOptions:
-    """The shape of the load. ``result_scale`` stretches tool results; 1 puts turn 33 near 13k tokens."""
+    """The shape of the load. ``result_scale`` stretches tool results; 1 puts turn 33 near 13k tokens.
+    ``send_reasoning``: send a reply's reasoning back with it, which few clients do."""
 
     model: str
     seed: int = 0
@@ -40,6 +41,7 @@ class AgentOptions:
     context_limit: int | None = None
     at_limit: AtLimit = "restart"
     result_scale: float = 1.0
+    send_reasoning: bool = False
 
 
 @dataclass
@@ -100,6 +102,8 @@ class AgentConversation:
         calls, never null: llama-cpp-python's server answers 500 to null."""
         ok = outcome.name == "ok"
         text = reply.text if ok else ""
+        thought = reply.reasoning_text if ok and self.options.send_reasoning else ""
+        thinking: Message = {"reasoning_content": thought} if thought else {}
         if ok and reply.calls:
             calls: list[Message] = []
             answers: list[Message] = []
@@ -107,14 +111,15 @@ class AgentConversation:
                 name = call.id or f"call_{self.turn}_{index}"
                 calls.append(_call(name, call.name, call.argument_text or "{}"))
                 answers.append(self._result(name, call.name, rng))
-            return [{"role": "assistant", "content": text, "tool_calls": calls}, *answers]
+            return [{"role": "assistant", "content": text, **thinking, "tool_calls": calls}, *answers]
         if (ok and text and rng.random() < USER_CHANCE) or not self.definitions:
-            said: Message = {"role": "assistant", "content": text or f"Done with step {self.turn}."}
+            said: Message = {"role": "assistant", "content": text or f"Done with step {self.turn}.", **thinking}
             return [said, {"role": "user", "content": results.follow_up(rng)}]
         name = f"call_{self.turn}_s"
         tool = str(rng.choice(self.definitions)["function"]["name"])
         scripted = _call(name, tool, orjson.dumps(self._arguments(tool, rng)).decode())
-        return [{"role": "assistant", "content": text, "tool_calls": [scripted]}, self._result(name, tool, rng)]
+        asked: Message = {"role": "assistant", "content": text, **thinking, "tool_calls": [scripted]}
+        return [asked, self._result(name, tool, rng)]
 
     def _result(self, call_id: str, tool: str, rng: Random) -> Message:
         content = results.result_of(tool, rng, scale=self.options.result_scale)

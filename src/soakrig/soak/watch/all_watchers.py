@@ -58,9 +58,16 @@ class Watchers:
 
 def all_watchers(target: Target, kernel_log: str, clock: Clock, on_raw: Callable[[str], None]) -> Watchers:
     """Build them; nothing is opened yet. Raises ``UsageError`` for an impossible ``kernel_log``."""
+    made = engine_watchers(target, clock)
+    made.watchers[:0] = [KernelLogWatcher(kernel_log, clock, on_raw), NvmlWatcher(clock)]
+    return made
+
+
+def engine_watchers(target: Target, clock: Clock) -> Watchers:
+    """Those of one engine alone, without the machine's."""
     metrics = MetricsWatcher(target.base_url, clock)
     made = Watchers(target, clock, metrics=metrics)
-    made.watchers = [KernelLogWatcher(kernel_log, clock, on_raw), NvmlWatcher(clock), metrics]
+    made.watchers = [metrics]
     if target.pid is not None:
         made.create_time = proc.create_time(target.pid)
         made.watchers.append(

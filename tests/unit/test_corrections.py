@@ -16,7 +16,8 @@ from run_folders import HOSTILE, long_run, write_run
 from soakrig.cli.main import invoke
 from soakrig.cli.report import look_beside
 from soakrig.record.corrections import Corrections, corrections_beside, outlived_launches
-from soakrig.record.events import Event
+from soakrig.record.events import Event, FindingMade
+from soakrig.record.finding import Finding
 from soakrig.record.hazard import upper_95
 from soakrig.record.run_index import INDEX, RunIndex
 from soakrig.record.run_summary import CampaignReader, RunSummary
@@ -101,9 +102,12 @@ def test_a_dead_engine_and_a_bad_turn_contradict_a_pass_too(tmp_path: Path) -> N
     write_run(tmp_path / "dead", events, created=2.0, load=LOAD)
     bad: list[Event] = [kernel_live(), sent(1, T0), done(1, T0 + 1, "truncated"), ended(T0 + 2, "too_many_bad")]
     write_run(tmp_path / "late-bad", bad, created=3.0, load=LOAD)
+    finding = FindingMade(T0 + 90, T0 + 90, Finding("prefix-drift", "the answer drifts", says="fault"))
+    write_run(tmp_path / "late-found", [*long_run(60), finding], turns=60, created=4.0, load=LOAD)
     told = found(before)
-    assert names(told.outlived_by) == ["dead", "late-bad"]
-    assert (told.faults, told.exposure) == (2, 61), "an engine that died before its first turn is a fault too"
+    assert names(told.outlived_by) == ["dead", "late-bad", "late-found"]
+    assert "finding prefix-drift" in correction_lines(told)[0]
+    assert (told.faults, told.exposure) == (3, 121), "an engine that died before its first turn is a fault too"
     assert "engine death" in correction_lines(told)[0]
     assert "truncated" in correction_lines(told)[0]
 

@@ -29,7 +29,6 @@ from soakrig.engine.launcher import EngineProcess
 from soakrig.errors import EngineStartError, SoakrigError, StoreError
 from soakrig.record.events import Event, TurnDone
 from soakrig.record.judge import Judge
-from soakrig.record.redaction import redact_flags, redact_settings
 from soakrig.record.result import Result
 from soakrig.reproducers.engine_control import EngineControl
 from soakrig.reproducers.registry import find_reproducer
@@ -192,6 +191,7 @@ class ArmLauncher:
         campaign = launch.campaign
         arm, limits = campaign.arm(launch.arm), campaign.limits
         reproducer, options = find_reproducer(campaign.reproducer), campaign.options
+        order = campaign.order(arm)
         spec = RunSpec(
             reproducer=campaign.reproducer,
             plan=campaign.planned,
@@ -202,8 +202,9 @@ class ArmLauncher:
             kernel_log=campaign.kernel_log,
             max_bad=limits.max_bad,
             tolerated=campaign.tolerated,
-            settings={"set": redact_settings(arm.settings), "args": redact_flags(arm.flags), "arm": arm.name},
-            launched=campaign.order(arm).launched,
+            load=options.recorded(),
+            settings={**order.recorded(), "arm": arm.name},
+            launched=order.launched,
             runs_dir=launch.runs_dir,
             run_id=launch.run_id,
         )

@@ -24,12 +24,16 @@ from soakrig.cli.engine_choice import check_registry_machine
 from soakrig.cli.output import emit, emit_json, write_page
 from soakrig.engine.bundled import BUNDLED, EMBEDDED
 from soakrig.engine.environment import parse_settings
-from soakrig.errors import StoreError, UsageError
+from soakrig.errors import SoakrigError, StoreError, UsageError
 from soakrig.record.campaign import CampaignResult
+from soakrig.record.corrections import outlived_launches
 from soakrig.record.duration import parse_duration
+from soakrig.record.run_index import RunIndex
 from soakrig.record.store import new_run_id
 from soakrig.reports.campaign_page import campaign_html, campaign_markdown
 from soakrig.reports.campaign_terminal import print_campaign
+from soakrig.reports.campaign_text import inert
+from soakrig.reports.corrections import launch_lines
 from soakrig.reports.terminal import report_console
 from soakrig.reproducers.parameters import split_parameters
 
@@ -297,15 +301,33 @@ def find_campaign(name: str, runs_dir: Path) -> Path:
     return next((path for path in (Path(name), runs_dir / name) if (path / JOURNAL).exists()), Path(name))
 
 
+def read_campaign_result(folder: Path) -> CampaignResult:
+    """A campaign's result from its journal. Raises ``RecordError``."""
+    with Journal.read(folder) as journal:
+        return campaign_result(journal, Campaign.from_json(journal.campaign))
+
+
+def _outlived(folder: Path) -> list[str]:
+    """What later runs beside the campaign say against its clean launches."""
+    place = folder.resolve()
+    with RunIndex(place.parent, keep=False, campaigns=read_campaign_result) as index:
+        try:
+            index.refresh()
+        except SoakrigError as error:
+            return [f"Whether later runs contradict its clean launches is not known: {error.message}"]
+        return launch_lines(outlived_launches(index, place.name))
+
+
 def show(folder: Path, *, html: Path | None = None, md: Path | None = None, as_json: bool = False) -> None:
     """Print a campaign's report and exit with its code."""
-    with Journal.read(folder) as journal:
-        result = campaign_result(journal, Campaign.from_json(journal.campaign))
+    result, said = read_campaign_result(folder), _outlived(folder)
     if html is not None:
-        write_page(html, campaign_html(result))
+        write_page(html, campaign_html(result, said))
     if md is not None:
-        write_page(md, campaign_markdown(result))
+        write_page(md, campaign_markdown(result, said))
     _print(result, as_json=as_json)
+    for text in said if not as_json else []:
+        report_console().print(f"\n{inert(text, 1000)}", style="yellow", markup=False)
     raise typer.Exit(result.exit_code)
 
 

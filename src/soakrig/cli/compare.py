@@ -48,5 +48,11 @@ def compare(
     raise typer.Exit(comparison.exit_code)
 
 
+def comparison_page(a: Path, b: Path) -> str:
+    """The HTML of two run folders side by side. Raises ``RecordError``."""
+    left, right = read_run(a), read_run(b)
+    return comparison_html(compare_runs(_facts(left), _facts(right), differences(left.manifest, right.manifest)))
+
+
 def _facts(view: RunView) -> RunFacts:
     return RunFacts(str(view.folder), view.manifest, view.result, view.turns)

@@ -9,15 +9,19 @@ import orjson
 import typer
 
 from soakrig.bisect.journal import JOURNAL
-from soakrig.cli.bisect import find_campaign, show
+from soakrig.cli.bisect import find_campaign, read_campaign_result, show
 from soakrig.cli.output import emit_json, write_page
-from soakrig.errors import UsageError
+from soakrig.errors import SoakrigError, UsageError
+from soakrig.record.corrections import corrections_beside
 from soakrig.record.store import RESULT, RunReader, find_run, write_private
 from soakrig.record.table import turns_table
 from soakrig.reports.junit import junit_xml
 from soakrig.reports.run_page import run_html, run_markdown
 from soakrig.reports.run_view import RunView, read_run
 from soakrig.reports.terminal import print_report, report_console
+
+SITE = "As a site"
+PORT = 8091
 
 
 def report(
@@ -44,8 +48,25 @@ def report(
     parquet: Annotated[
         Path | None, typer.Option(help="The same rows as parquet (needs pyarrow: pip install 'soakrig[parquet]').")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print result.json's object on standard output.")] = False,
-) -> None:
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Serve the runs folder as a site: list, reports, comparisons, live runs.",
+                           rich_help_panel=SITE),
+    ] = False,
+    port: Annotated[
+        int | None, typer.Option(help=f"Port of --serve; 0 takes a free one (default: {PORT}).", rich_help_panel=SITE)
+    ] = None,
+    bind: Annotated[
+        str | None, typer.Option(metavar="ADDR", help="Address of --serve (default: 127.0.0.1); others than loopback "
+                                 "need a token.", rich_help_panel=SITE),
+    ] = None,
+    token_env: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Environment variable with the token that readers have to show.",
+                                 rich_help_panel=SITE),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print result.json's object; with --serve the url, once it listens.")
+    ] = False,
+) -> None:  # fmt: skip
     """Print the report of a run or a campaign, write it as files; exits with its code. A run cut off is judged from its
     events, and the report says what is missing.
 
@@ -55,7 +76,24 @@ def report(
       soak report --html run.html --md run.md
       soak report 20261130-02 --html run.html --against 20261129-23
       soak report latest --junit soak.xml            for CI
+      soak report --serve                            all of them in a browser, until Ctrl-C
     """
+    written = {"--html": html, "--md": md, "--rejudge": rejudge, "--csv": csv, "--parquet": parquet, "--junit": junit,
+               "--against": against, "RUN": run != "latest"}  # fmt: skip
+    site = {"--port": port, "--bind": bind, "--token-env": token_env}
+    if named := [
+        name for name, value in (written if serve else site).items() if value is not None and value is not False
+    ]:
+        where = "makes no sense with --serve, which shows all runs" if serve else "is for --serve"
+        raise UsageError(f"{named[0]} {where}", remedy="Leave it out." if serve else "Leave it out, or add --serve.")
+    if serve:
+        from soakrig.cli.report_serve import serve_reports
+
+        serve_reports(
+            runs_dir, port=PORT if port is None else port, address=bind or "127.0.0.1", token_env=token_env or "",
+            as_json=as_json,
+        )  # fmt: skip
+        return
     campaign = find_campaign(run, runs_dir) if run != "latest" else None
     if campaign is not None and (campaign / JOURNAL).exists():
         given = {"--rejudge": rejudge, "--csv": csv, "--parquet": parquet, "--junit": junit, "--against": against}
@@ -69,6 +107,7 @@ def report(
     other = read_run(find_run(runs_dir, against)) if against is not None else None
     if rejudge:
         _replace(folder, view)
+    look_beside(view)
     if html is not None:
         write_page(html, run_html(view, other), "--html")
     if md is not None:
@@ -86,8 +125,18 @@ def report(
             console.print(f"This run {what}; judged from the events so far.\n", style="yellow")
         for text in view.missing:
             console.print(f"missing: {text}", style="yellow", markup=False)
-        print_report(console, view.result, view.series, folder, resend=view.manifest.resend_from)
+        print_report(
+            console, view.result, view.series, folder, resend=view.manifest.resend_from, corrections=view.corrections
+        )
     raise typer.Exit(view.result.exit_code)
+
+
+def look_beside(view: RunView) -> None:
+    """What other runs with the same settings say to this one, where the folder beside can be read."""
+    try:
+        view.corrections = corrections_beside(view.folder, read_campaign_result)
+    except SoakrigError as error:
+        view.missing.append(f"whether other runs with the same settings contradict it: {error.message}")
 
 
 def _replace(folder: Path, view: RunView) -> None:

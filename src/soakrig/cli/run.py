@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from contextlib import ExitStack
 from functools import partial
@@ -12,6 +13,7 @@ from typing import Annotated, Literal, NoReturn, cast
 import typer
 
 from soakrig.bisect.launch_result import signature_of
+from soakrig.cli.bisect import read_campaign_result
 from soakrig.cli.engine_choice import engine_order
 from soakrig.cli.output import emit_json
 from soakrig.cli.run_engine import attached, engine_words, launched, recorded, suited
@@ -19,7 +21,8 @@ from soakrig.cli.transcript_load import lateness, read_load, transcript_conversa
 from soakrig.clock import RealClock
 from soakrig.engine.bundled import BUNDLED, EMBEDDED
 from soakrig.engine.environment import parse_settings
-from soakrig.errors import EngineStartError, UsageError
+from soakrig.errors import EngineStartError, SoakrigError, UsageError
+from soakrig.record.corrections import corrections_beside
 from soakrig.record.duration import parse_duration
 from soakrig.record.gates import FIGURES, parse_gate
 from soakrig.record.result import Result
@@ -284,6 +287,7 @@ def run(
         on_fault=cast(Literal["stop", "continue"], _one_of("--on-fault", on_fault, ("stop", "continue"))),
         keep_text=talk is None or keep_text or talk.keeps_text,
         transcript=talk.facts if talk is not None else None,
+        load=options.recorded() if options is not None else {},
         settings=recorded(order, options),
         launched=order.launched if order is not None else None,
         runs_dir=runs_dir,
@@ -327,7 +331,10 @@ def run(
 
 
 def _told(result: Result, view: LiveView, folder: Path | None, *, as_json: bool, resend: str | None = None) -> NoReturn:
-    print_report(report_console(stderr=as_json), result, view.series, folder, resend=resend)
+    found = None
+    with contextlib.suppress(SoakrigError, OSError):  # the runs folder went away; the verdict has been given
+        found = corrections_beside(folder, read_campaign_result) if folder is not None else None
+    print_report(report_console(stderr=as_json), result, view.series, folder, resend=resend, corrections=found)
     if as_json:
         emit_json(result.to_json())
     raise typer.Exit(result.exit_code)

@@ -12,11 +12,10 @@ from typing import Any
 from rich.console import Console
 
 from soakrig.cli.starting import Starting
-from soakrig.engine.bundled import EMBEDDED, Order, launch_bundled
+from soakrig.engine.bundled import Order, launch_bundled
 from soakrig.engine.launcher import EngineProcess
 from soakrig.engine.ports import refuse_if_taken, stranger
 from soakrig.errors import SoakrigError, StoreError, UsageError
-from soakrig.record.redaction import redact_flags, redact_settings
 from soakrig.record.store import MANIFEST
 from soakrig.reports.terminal import report_console
 from soakrig.reproducers.engine_control import EngineControl
@@ -51,13 +50,7 @@ def attached(url: str, pid: int | None, engine_log: Path | None, model: str, api
 
 def recorded(order: Order | None, options: LoadOptions | None) -> dict[str, Any]:
     """What the record keeps of an order and of --param: names and values, secrets hidden."""
-    kept: dict[str, Any] = {}
-    if order is not None:
-        kept = {"set": redact_settings(order.settings), "args": redact_flags(order.flags)}
-        if order.name != EMBEDDED:
-            kept |= {"bundled": order.name, "model": order.model}
-        if order.registry:
-            kept["registry"] = order.registry
+    kept = order.recorded() if order is not None else {}
     if options is not None and options.parameters:
         kept["parameters"] = dict(options.parameters)
     return kept

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from soakrig.engine.environment import engine_environment
 from soakrig.engine.launcher import EngineProcess, launch
@@ -19,6 +19,7 @@ from soakrig.engine.vllm.launch import START_S, launch_vllm
 from soakrig.engine.vllm.served_model import ServedModel, read_model
 from soakrig.engine.vllm.tiny_cache import tiny_model
 from soakrig.errors import EngineStartError, UsageError
+from soakrig.record.redaction import redact_flags, redact_settings
 
 EMBEDDED, VLLM, TINY = "embedded", "vllm", "tiny-moe"
 BUNDLED = (EMBEDDED, VLLM, TINY)
@@ -63,6 +64,15 @@ class Order:
     def launched(self) -> Literal["embedded", "vllm"]:
         """What serves: embedded or vllm, as a run's manifest has it."""
         return "embedded" if self.name == EMBEDDED else "vllm"
+
+    def recorded(self) -> dict[str, Any]:
+        """What a run's manifest keeps of it: names and values, secrets hidden."""
+        kept: dict[str, Any] = {"set": redact_settings(self.settings), "args": redact_flags(self.flags)}
+        if self.name != EMBEDDED:
+            kept |= {"bundled": self.name, "model": self.model}
+        if self.registry:
+            kept["registry"] = self.registry
+        return kept
 
 
 def check_engine(name: str) -> str:

@@ -45,6 +45,7 @@ class Manifest(BaseModel):
     """Everything that ``soak report --rejudge`` needs beside the events.
 
     ``settings``: what was set for the engine and what the engine itself reports. ``fingerprint``: versions and hashes.
+    ``load``: what was set of the reproducer's load, empty where it was not recorded or is a transcript's.
     ``accept``: the named leniencies. ``simulated``: a planted fault may take part. ``text_kept``: whether requests are
     on disk in full (synthetic loads) or by reference (transcripts without --keep-text).
     """
@@ -66,6 +67,7 @@ class Manifest(BaseModel):
     stall_timeout_s: float = 120.0
     text_kept: bool = True
     transcript: dict[str, Any] | None = None
+    load: dict[str, Any] = {}
     simulated: bool = False
     settings: dict[str, Any] = {}
     fingerprint: dict[str, Any] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from soakrig.record.campaign import ArmResult, CampaignResult
@@ -27,18 +28,19 @@ MOST_LAUNCHES = 100
 """Launches in Markdown, the newest: a pull request takes 65,536 characters."""
 
 
-def campaign_html(result: CampaignResult) -> str:
-    """The page, whole: styles and drawing are in it, scripts and addresses are not."""
-    return environment("html").get_template("campaign.html.jinja").render(_content(result))
+def campaign_html(result: CampaignResult, corrections: Sequence[str] = ()) -> str:
+    """The page, whole: styles and drawing are in it, scripts and addresses are not. ``corrections``: what later runs
+    say against its clean launches, a sentence each."""
+    return environment("html").get_template("campaign.html.jinja").render(_content(result, corrections))
 
 
-def campaign_markdown(result: CampaignResult) -> str:
+def campaign_markdown(result: CampaignResult, corrections: Sequence[str] = ()) -> str:
     """The same in GitHub's Markdown. Values stand in code spans or are escaped: no tags, mentions, links or cells of
     their own come of them."""
-    return environment("md").get_template("campaign.md.jinja").render(_content(result))
+    return environment("md").get_template("campaign.md.jinja").render(_content(result, corrections))
 
 
-def _content(result: CampaignResult) -> dict[str, Any]:
+def _content(result: CampaignResult, corrections: Sequence[str]) -> dict[str, Any]:
     """What both templates are filled with: text only, for them to escape."""
     arms = ordered(result.arms)
     unit = UNITS[result.unit]
@@ -51,6 +53,7 @@ def _content(result: CampaignResult) -> dict[str, Any]:
     ]  # fmt: skip
     return {
         "result": result,
+        "corrections": corrections,
         "unit": unit,
         "summary": summary(result),
         "drift": drift(result),

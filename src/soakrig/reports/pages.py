@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
+from dataclasses import dataclass
 from functools import cache
+from importlib import resources
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -45,6 +49,31 @@ def prose(value: object) -> Ready:
     text = re.sub(r"^(\d+)([.)])(?=\s|$)", r"\1\\\2", text)
     text = re.sub(r"^([+-])(?=\s|$)|^([-=])(?=\2*$)|^(#)", r"\\\g<0>", text)
     return Ready(re.sub(r"(?<=[@#])(?=\w)|(?<=GH-)(?=\d)|(?<=:)(?=//)|(?<=www)(?=\.)", "<!-- -->", text, flags=re.I))
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script of ours for a page, and the source by which a Content-Security-Policy lets it and no other run."""
+
+    text: Markup
+    source: str
+
+
+@cache
+def script(name: str) -> Script:
+    """A file of ``reports/templates/``."""
+    text = resources.files("soakrig.reports").joinpath("templates", name).read_text("utf-8")
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return Script(Markup(text), f"'sha256-{digest}'")  # noqa: S704  (our own file)
+
+
+def policy(*scripts: Script, served: bool = False) -> str:
+    """The Content-Security-Policy of a page with these scripts: nothing from anywhere; of its own server what a poll
+    and a filter need, where it is ``served``."""
+    parts = ["default-src 'none'", "style-src 'unsafe-inline'"]
+    if scripts:
+        parts.append(" ".join(["script-src", *(one.source for one in scripts)]))
+    return "; ".join([*parts, *(["connect-src 'self'", "img-src 'self'", "form-action 'self'"] if served else [])])
 
 
 @cache

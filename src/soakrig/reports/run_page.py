@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-from importlib import resources
 from typing import Any
 
 import orjson
@@ -13,7 +10,8 @@ from markupsafe import Markup
 from soakrig.record.latency import decode_rate
 from soakrig.record.outcome import OUTCOMES
 from soakrig.reports.campaign_text import inert
-from soakrig.reports.pages import environment
+from soakrig.reports.corrections import correction_lines
+from soakrig.reports.pages import environment, policy, script
 from soakrig.reports.run_chart import run_chart, short
 from soakrig.reports.run_settings import differences, effective, launch_facts, shown
 from soakrig.reports.run_view import RunView, flat
@@ -25,16 +23,18 @@ MOST_STATIC = 50
 """Bad turns that the page shows without its script."""
 
 
-def run_html(view: RunView, against: RunView | None = None) -> str:
+def run_html(view: RunView, against: RunView | None = None, *, served: str = "") -> str:
     """The page, whole: styles, drawing, figures and script are in it, addresses are not. ``against``: the run whose
-    settings it is compared with."""
-    script = resources.files("soakrig.reports").joinpath("templates", "run.js").read_text("utf-8")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    settings it is compared with. ``served``: the run's name in the addresses of ``soak report --serve``; the page then
+    has a way back to the list and follows a run that goes on."""
+    live = [script("live.js")] if served and view.running else []
     content = _content(view, against) | {
         "chart": run_chart(view),
         "data": Markup(_data(view)),  # noqa: S704  (_data leaves no < in it)
-        "script": Markup(script),  # noqa: S704  (our own file)
-        "script_digest": digest,
+        "scripts": [one.text for one in (script("run.js"), *live)],
+        "policy": Markup(policy(script("run.js"), *live, served=bool(served))),  # noqa: S704  (our own words)
+        "served": served,
+        "live": bool(live),
     }
     return environment("html").get_template("run.html.jinja").render(content)
 
@@ -53,6 +53,7 @@ def _content(view: RunView, against: RunView | None) -> dict[str, Any]:
     ttft, answer, decode = latency.ttft_s, latency.first_answer_s, latency.decode_tokens_per_s
     return {
         "view": view,
+        "corrections": correction_lines(view.corrections) if view.corrections is not None else [],
         "result": result,
         "manifest": manifest,
         "turns": len(view.turns),

@@ -47,6 +47,7 @@ def launch_facts(manifest: Manifest) -> list[tuple[str, str]]:
     settings = manifest.settings
     rows = [(str(name), shown(str(name), value)) for name, value in _table(settings.get("set")).items()]
     rows += [("flag", str(flag)) for flag in settings.get("args") or []]
+    rows += [(f"load.{name}", shown(name, value)) for name, value in manifest.load.items()]
     known = ("set", "args", "engine")
     rows += [(name, shown(name, value)) for name, value in flat({k: v for k, v in settings.items() if k not in known})]
     engine = {k: v for k, v in _table(settings.get("engine")).items() if k != "settings"}
@@ -69,6 +70,7 @@ def plain(manifest: Manifest) -> dict[str, str]:
         "model": manifest.model, "launched": manifest.launched or "attached", "accept": " ".join(manifest.accept),
     }  # fmt: skip
     found |= {name: str(value) for name, value in load.items()}
+    found |= {f"load {name}": shown(name, value) for name, value in manifest.load.items()}
     found |= {f"fingerprint {name}": shown(name, value) for name, value in flat(manifest.fingerprint)}
     return found | {f"host {name}": shown(name, value) for name, value in flat(manifest.host)}
 

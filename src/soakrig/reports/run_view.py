@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from soakrig.errors import RecordError
+from soakrig.record.corrections import Corrections
 from soakrig.record.events import Event, Note, SampleTaken, SignalSeen, TurnDone
 from soakrig.record.judge import Judge
 from soakrig.record.latency import decode_rate
@@ -70,6 +71,7 @@ class RunView:
 
     ``at``: seconds since the first event of each finished turn; ``points``: sampled figures by ``source.name``, and
     ``turn.ttft_s``, ``turn.decode``, ``turn.context_tokens``. ``missing``: what the folder does not hold, in words.
+    ``corrections``: what runs with the same settings say against it; whoever has looked beside the folder sets it.
     """
 
     folder: Path
@@ -86,6 +88,7 @@ class RunView:
     other_cases: list[Case]
     notes: list[str]
     missing: list[str]
+    corrections: Corrections | None = None
 
     @property
     def simulated(self) -> bool:

@@ -10,9 +10,12 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from soakrig.record.corrections import Corrections
 from soakrig.record.hazard import turns_for
 from soakrig.record.outcome import MARKS, OUTCOMES
 from soakrig.record.result import Fault, Offload, Result
+from soakrig.reports.campaign_text import inert
+from soakrig.reports.corrections import correction_lines
 from soakrig.reports.series import Series, sparkline
 
 STYLES = {"pass": "bold green", "fail": "bold red", "inconclusive": "bold yellow"}
@@ -49,20 +52,35 @@ def report_console(*, stderr: bool = False) -> Console:
 
 
 def print_report(
-    console: Console, result: Result, series: Series, folder: Path | None, *, resend: str | None = None
+    console: Console,
+    result: Result,
+    series: Series,
+    folder: Path | None,
+    *,
+    resend: str | None = None,
+    corrections: Corrections | None = None,
 ) -> None:
-    """Print the whole report. ``resend``: what `--transcript` takes to send the run again (default: its folder)."""
+    """Print the whole report. ``resend``: what `--transcript` takes to send the run again (default: its folder).
+    ``corrections``: what runs with the same settings say against it."""
     ascii_only = not (console.encoding or "").lower().startswith("utf")
-    for part in report_parts(result, series, folder, ascii_only=ascii_only, resend=resend):
+    for part in report_parts(result, series, folder, ascii_only=ascii_only, resend=resend, corrections=corrections):
         console.print(part)
 
 
 def report_parts(
-    result: Result, series: Series, folder: Path | None, *, ascii_only: bool = False, resend: str | None = None
+    result: Result,
+    series: Series,
+    folder: Path | None,
+    *,
+    ascii_only: bool = False,
+    resend: str | None = None,
+    corrections: Corrections | None = None,
 ) -> Iterator[RenderableType]:
-    """The report's parts in their order: verdict and reasons, gates, faults, outcomes, exposure, latency, the expert
-    cache, tracks, sources, and where to go on; findings after the gates."""
+    """The report's parts in their order: verdict and reasons, what other runs say to it, gates, findings, faults,
+    outcomes, exposure, latency, the expert cache, tracks, sources, and where to go on."""
     yield _verdict(result)
+    if corrections is not None:
+        yield _corrections(corrections)
     if result.gates:
         yield _gates(result)
     if result.findings:
@@ -94,6 +112,13 @@ def _verdict(result: Result) -> RenderableType:
         lines.append("  SIMULATED", style="bold magenta")
     for reason in result.reasons:
         lines.append(f"\n  - {reason}")
+    return lines
+
+
+def _corrections(found: Corrections) -> RenderableType:
+    lines = Text("\nother runs with the same settings", style="bold yellow")
+    for text in correction_lines(found):
+        lines.append(f"\n  - {inert(text, 1000)}", style="default")
     return lines
 
 

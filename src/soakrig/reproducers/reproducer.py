@@ -35,6 +35,11 @@ class LoadOptions:
     result_scale: float = 1.0
     parameters: Mapping[str, Value] = field(default_factory=dict[str, Value])
 
+    def recorded(self) -> dict[str, Any]:
+        """What a manifest keeps as ``load``; seed and conversations stand there by themselves."""
+        found = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("seed", "conversations")}
+        return {**found, "parameters": dict(self.parameters)}
+
 
 GENERAL = tuple(one.name for one in fields(LoadOptions) if one.name != "parameters")
 """Names of the options that are no reproducer's own."""

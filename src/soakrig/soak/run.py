@@ -65,6 +65,7 @@ class RunSpec:
     on_fault: Literal["stop", "continue"] = "stop"
     keep_text: bool = True
     transcript: dict[str, Any] | None = None
+    load: dict[str, Any] = field(default_factory=dict[str, Any])
     settings: dict[str, Any] = field(default_factory=dict[str, Any])
     launched: Literal["embedded", "vllm"] | None = None
     runs_dir: Path = Path("runs")
@@ -324,6 +325,7 @@ class SoakRun:
             stall_timeout_s=spec.timeouts.stall,
             text_kept=spec.keep_text,
             transcript=spec.transcript,
+            load=spec.load,
             simulated=probed.simulated,
             settings=settings,
             fingerprint=fingerprint(settings, probed.version),

@@ -32,6 +32,7 @@ def record_start_failure(
         reproducer=spec.reproducer,
         plan=spec.plan,
         seed=spec.seed,
+        load=spec.load,
         gates=spec.gates,
         accept=spec.accept,
         base_url="",

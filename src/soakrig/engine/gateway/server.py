@@ -26,7 +26,7 @@ BACKLOG = 2048
 BROKEN = "ASGI callable returned without completing response."
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """uvicorn without its own signal handlers, which end the process by the signal."""
 
     def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
@@ -59,8 +59,9 @@ def check_host(host: str, api_key: str) -> None:
         )
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A socket there. Raises UsageError for a number that is no port, PreflightRefusedError where it is taken."""
+def bind(host: str, port: int, *, option: str = "--host") -> socket.socket:
+    """A socket there; ``option`` is what named it. Raises UsageError for a number that is no port,
+    PreflightRefusedError where it is taken."""
     if not 0 <= port <= 65535:
         raise UsageError(f"--port {port} is no TCP port", remedy="A port is a number from 0 (any free one) to 65535.")
     if host in (LOOPBACK, "localhost"):
@@ -73,7 +74,7 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise PreflightRefusedError(
-            f"{host}:{port} cannot be taken: {error.strerror}", remedy="give another --host or --port"
+            f"{host}:{port} cannot be taken: {error.strerror}", remedy=f"give another {option} or --port"
         ) from error
     return listener
 
@@ -92,7 +93,7 @@ def http_server(gateway: Gateway, ready: Callable[[], None] = lambda: None) -> u
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=GRACE_S,
     )
-    return _Server(config, ready)
+    return Server(config, ready)
 
 
 async def serve(gateway: Gateway, listener: socket.socket, ready: Callable[[], None] = lambda: None) -> None:

@@ -155,6 +155,8 @@ def test_a_run_that_goes_on_is_followed_to_its_end(tmp_path: Path) -> None:
             expect(tab.locator("[data-live='turns']")).to_have_text(re.compile(r"[1-9]"))
             tab.locator("#runs tbody a").first.click()
             expect(tab.locator("#live-turns")).to_have_text(re.compile(r"^[1-9]\d* of 2000$"))
+            assert tab.locator("h1 .verdict").inner_text() == "RUNNING"
+            assert "it goes on" in tab.locator("header").inner_text()
             first = tab.locator("#live-turns").inner_text()
             expect(tab.locator("#live-turns")).not_to_have_text(first, timeout=30_000)
             assert "ok" in tab.locator("#live-outcomes").inner_text()

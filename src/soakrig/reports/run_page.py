@@ -53,6 +53,7 @@ def _content(view: RunView, against: RunView | None) -> dict[str, Any]:
     ttft, answer, decode = latency.ttft_s, latency.first_answer_s, latency.decode_tokens_per_s
     return {
         "view": view,
+        "word": "running" if view.running else result.verdict,
         "corrections": correction_lines(view.corrections) if view.corrections is not None else [],
         "result": result,
         "manifest": manifest,

@@ -17,7 +17,7 @@ from soakrig.engine.registry_entry import Entry
 from soakrig.engine.serving.state import ModelState
 from soakrig.errors import SoakrigError
 from soakrig.record.redaction import redact_flags, redact_settings
-from soakrig.reports.terminal import LastingConsole
+from soakrig.reports.terminal import report_console
 
 _STYLES = {"ok": "green", "unknown": "yellow", "refused": "red", "ready": "green", "busy": "green", "stopped": "dim",
            "starting": "yellow", "stopping": "yellow"}  # fmt: skip
@@ -181,8 +181,8 @@ def show_states(console: Console, states: Sequence[ModelState]) -> None:
 
 
 def table_console() -> Console:
-    """For standard output."""
-    return LastingConsole(highlight=False)
+    """For standard output, 100 columns as all reports."""
+    return report_console()
 
 
 def _checkpoint(entry: Entry, home: str) -> tuple[OwnWords | None, str]:

@@ -9,8 +9,9 @@ from builders import manifest
 from soakrig.record.judge import Judge
 from soakrig.record.result import Result
 
-# The same examples every time: a gate that finds a new case at random fails for changes that did not cause it.
-hypothesis.settings.register_profile("gate", derandomize=True)
+# The same examples every time: a gate that finds a new case at random fails for changes that did not cause it. And no
+# deadlines: how long an example takes is the machine's business.
+hypothesis.settings.register_profile("gate", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("gate")
 
 

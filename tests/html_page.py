@@ -6,7 +6,7 @@ import re
 from html.parser import HTMLParser
 from itertools import pairwise
 
-EMPTY = {"meta", "line", "path", "rect"}
+EMPTY = {"input", "meta", "line", "path", "rect"}
 TAGS = {
     "html", "head", "meta", "title", "style", "body", "header", "main", "footer", "section", "h1", "h2", "h3", "p",
     "ul", "li",

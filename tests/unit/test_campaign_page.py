@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from campaign_results import XID, arm, campaign, not_in_list, running, single, span
+from campaign_results import XID, arm, campaign, launch, not_in_list, running, single, span
 from html_page import Page, assert_marked_up, assert_self_contained
 from soakrig.record.campaign import ArmResult, CampaignResult
 from soakrig.reports.campaign_forest import LEFT, RIGHT, forest
 from soakrig.reports.campaign_page import campaign_html
+from soakrig.reports.campaign_survival import curve, survival
 from soakrig.reports.campaign_text import UNITS, arm_row, inert, ordered
 
 MAKERS = (single, not_in_list, running)
@@ -41,8 +42,8 @@ def test_every_figure_is_in_the_page(make: type) -> None:
     whole = " ".join("".join(page.found[0][2]).split())
     said = [result.conclusion, *result.not_said, *result.outlook, *result.signatures, *result.proofs, result.folder]
     assert [text for text in said if text not in whole] == []
-    for launch in result.launches:
-        assert any(row.startswith(f"{launch.id}{launch.arm}") for row in rows)
+    for one in result.launches:
+        assert any(row.startswith(f"{one.id}{one.arm}") for row in rows)
 
 
 def test_simulated_has_a_banner_and_real_has_none() -> None:
@@ -78,11 +79,12 @@ def plot(*arms: ArmResult, at_least: float = 2.0):
 
 def test_the_plot_has_a_title_a_description_and_a_line_for_each_arm() -> None:
     page = Page(campaign_html(single()))
-    (svg,) = [values for tag, values, _ in page.found if tag == "svg"]
-    assert svg["role"] == "img"
+    drawings = [values for tag, values, _ in page.found if tag == "svg"]
+    assert [one["role"] for one in drawings] == ["img", "img"]
     assert "0.1 to 10" in page.all("desc")[0]
+    assert "after" in page.all("desc")[1]
     assert len([tag for tag, _, _ in page.found if tag == "g"]) == 5
-    assert "svg" not in {tag for tag, _, _ in Page(campaign_html(running())).found}
+    assert "forest-title" not in Page(campaign_html(running())).attributes("id")
 
 
 def test_places_on_the_plot_are_logarithmic() -> None:
@@ -124,3 +126,17 @@ def test_no_plot_where_nothing_is_judged() -> None:
 def test_arms_keep_the_order_of_their_roles() -> None:
     assert [one.role for one in ordered(single().arms)] == ["control", "all_off", "one", "one", "one", "add_back"]
     assert XID in campaign_html(single())
+
+
+def test_how_long_launches_lasted() -> None:
+    """By hand: faults at 10 and 30 of four launches, one censored between them, one at the cap."""
+    found = [launch(n, "control", result, at) for n, (result, at) in enumerate(
+        [("faulted", 10.0), ("clean", 20.0), ("faulted", 30.0), ("clean", 60.0), ("void", 5.0)], 1)]  # fmt: skip
+    assert curve(found) == [(0.0, 1.0), (10.0, 0.75), (30.0, 0.375), (60.0, 0.375)]
+    tied = [launch(1, "a", "clean", 10.0), launch(2, "a", "faulted", 10.0)]
+    assert curve(tied) == [(0.0, 1.0), (10.0, 0.5)], "the clean one had lived through that moment"
+    page = Page(campaign_html(campaign([arm("control", "control"), arm("one", "one")], found)))
+    text = " ".join(page.all("desc"))
+    assert "control: 38 % after 60 turns" in text
+    assert "control4238 %60" in page.all("tr")
+    assert survival(campaign([arm("control", "control")], [launch(1, "control", "void", 5.0)])) is None

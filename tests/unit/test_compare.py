@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from builders import T0, done, ended, kernel_live, manifest, sent, xid
+from html_page import assert_marked_up
 from run_folders import long_run, write_run
 from soakrig.bisect.run_comparison import LEAST_PAIRS, RunFacts, compare_runs, paired_ratio, reasons_against
 from soakrig.cli.main import invoke
@@ -146,6 +147,7 @@ def test_every_face_says_the_same() -> None:
         assert "uncontrolled" in page
         assert "<b>" not in page.replace("`<b>`", "")
     assert "script" not in html
+    assert_marked_up(html)
     assert Comparison.model_validate({**found.model_dump()}) == found
 
 

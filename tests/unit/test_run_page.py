@@ -12,6 +12,7 @@ from xml.etree import ElementTree as Tree
 import pytest
 
 from builders import T0, done, kernel_live, sent, xid
+from html_page import assert_marked_up
 from run_folders import HOSTILE, long_run, write_case, write_run
 from soakrig.cli.main import invoke
 from soakrig.errors import RecordError
@@ -72,6 +73,12 @@ def test_the_page_is_whole_and_asks_for_nothing(faulty: Path) -> None:
     turns = json.loads(data[1])
     assert (turns["turn"], turns["outcomes"], turns["outcome"]) == ([1, 2], ["ok", "truncated"], [0, 1])
     assert turns["why"]["1"].startswith("</script>"), "as it was, for the script to write as text"
+
+
+def test_headings_tables_and_boxes_are_marked_up(faulty: Path, tmp_path: Path) -> None:
+    control = read_run(write_run(tmp_path / "control", long_run(2)))
+    assert_marked_up(run_html(read_run(faulty), control))
+    assert_marked_up(run_html(control))
 
 
 def test_what_a_fault_opens_to(faulty: Path) -> None:
@@ -202,6 +209,7 @@ def test_the_command_writes_every_face(
     import pandas as pd
 
     assert list(pd.read_parquet("r.parquet")["outcome"]) == list(pd.read_csv("r.csv")["outcome"]) == ["ok", "truncated"]
+    assert not pd.read_csv("r.csv")["simulated"].any()
     capsys.readouterr()
     for option in ("--html", "--md", "--junit", "--csv", "--parquet"):
         assert invoke(["report", str(faulty), option, "no/such/place"]) == 64

@@ -115,7 +115,7 @@ def report(
     if junit is not None:
         write_page(junit, junit_xml(view.result, view.wall_s).decode(), "--junit")
     if csv is not None or parquet is not None:
-        _write_tables(folder, csv, parquet)
+        _write_tables(view, csv, parquet)
     if as_json:
         emit_json(view.result.to_json())
     else:
@@ -152,8 +152,9 @@ def _replace(folder: Path, view: RunView) -> None:
         )
 
 
-def _write_tables(folder: Path, csv: Path | None, parquet: Path | None) -> None:
-    table = turns_table(RunReader(folder).events())
+def _write_tables(view: RunView, csv: Path | None, parquet: Path | None) -> None:
+    table = turns_table(RunReader(view.folder).events())
+    table["simulated"] = view.simulated
     try:
         if csv is not None:
             table.to_csv(csv, index=False)

@@ -8,6 +8,7 @@ from typing import Any
 from soakrig.record.campaign import ArmResult, CampaignResult
 from soakrig.record.redaction import HIDDEN, is_secret
 from soakrig.reports.campaign_forest import forest
+from soakrig.reports.campaign_survival import survival
 from soakrig.reports.campaign_text import (
     UNITS,
     arm_row,
@@ -60,6 +61,7 @@ def _content(result: CampaignResult, corrections: Sequence[str]) -> dict[str, An
         "arms": [(arm.verdict.lower(), arm_row(arm, unit)) for arm in arms],
         "at_least": f"{result.at_least:g}",
         "forest": forest(result.arms, result.at_least),
+        "survival": survival(result),
         "voids": void_groups(result.arms),
         "signatures": sorted(result.signatures.items(), key=lambda item: -item[1]),
         "launches": launches,

@@ -151,6 +151,7 @@ def side_by_side(folder: Path, seeds: range, words: list[str], kills: int) -> No
         raise error
 
 
+@pytest.mark.slow
 def test_killed_anywhere_a_campaign_loses_nothing_and_finds_the_cause(tmp_path: Path) -> None:
     side_by_side(tmp_path, range(1, 3), [f"{STAGING}=1,0", "--at-least", "1", *GUILTY], 6)
 

@@ -71,7 +71,7 @@ def test_a_planted_fault_comes_again_from_the_bundle_and_nobody_is_in_it(tmp_pat
     archive = tmp_path / "bundle.tar.gz"
     healthy = tmp_path / "healthy"
     healthy.mkdir()
-    shell = {"DEPLOY_PASSWORD": SECRETS["password"], "HOME": "/home/mwinterfeld", "USER": SECRETS["user"]}
+    shell = {"DEPLOY_PASSWORD": SECRETS["password"], "HOME": "/home/oneoperatorq", "USER": SECRETS["user"]}
     with running(healthy) as engine:
         made = soak("bundle", str(run), "--out", str(archive), "--url", engine.base, env=shell)
         assert made.returncode == 0, made.stderr

@@ -209,12 +209,12 @@ def test_bad_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_scripts_words_are_plain_text_for_everybody() -> None:
     assert {"fault", "engine", "kernel"} <= our_words()
-    assert not {"mwinterfeld", "titan"} & our_words()
+    assert not {"oneoperatorq", "titan"} & our_words()
 
 
 def test_the_arms_of_the_runs_campaign_are_told(tmp_path: Path) -> None:
     """The run lies in its campaign's folder, or the campaign is named."""
-    place = tmp_path / "bisect-of-mwinterfeld"
+    place = tmp_path / "bisect-of-oneoperatorq"
     spec = campaign("A", "B")
     executor = StubExecutor(guilty("A"))
     with create(place, spec, executor) as journal:

@@ -173,7 +173,7 @@ def test_the_timeline_keeps_peaks_and_faults(tmp_path: Path) -> None:
     view = read_run(write_run(tmp_path / "run", long_run(5000, faults=4, bad_every=1000)))
     chart = run_chart(view)
     assert chart is not None
-    assert [panel.label for panel in chart.panels] == ["TTFT", "decode", "context", "KV cache", "engine memory"]
+    assert [panel.label for panel in chart.panels] == ["TTFT", "decode", "context", "engine memory", "KV cache in use"]
     assert [mark.number for mark in chart.marks] == [1, 2, 3, 4]
     ttft = chart.panels[0]
     assert (ttft.low, ttft.high) == ("0", "0.59")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from soakrig.record.outcome import OutcomeName
 from soakrig.reports.run_view import Points, RunView
+from soakrig.reports.terminal import TRACKS
 
 WIDTH, LEFT, RIGHT = 960, 128, 944
 """The drawing, and where the axis begins and ends in it; names stand left of it."""
@@ -16,18 +17,10 @@ NAME = 30
 """Room for a fault's number."""
 BINS = 320
 STRIP_BINS = 408
-_PANELS = (
-    ("turn.ttft_s", "TTFT", "s", 1.0),
-    ("turn.decode", "decode", "tokens/s", 1.0),
-    ("turn.context_tokens", "context", "tokens", 1.0),
-    ("metrics.kv_cache_usage", "KV cache", "%", 100.0),
-    ("process.rss_mib", "engine memory", "MiB", 1.0),
-    ("nvml.vram_used_mib", "GPU memory", "MiB", 1.0),
-    ("nvml.gpu_util_percent", "GPU use", "%", 1.0),
-    ("nvml.temperature_c", "temperature", "C", 1.0),
-    ("nvml.power_w", "GPU power", "W", 1.0),
-)
-"""Figure, label, unit, factor; one that was not seen has no panel."""
+_TTFT = "turn.ttft_s"
+_FIRST = [(_TTFT, "TTFT", "s", 1.0), ("turn.decode", "decode", "tokens/s", 1.0)]
+_PANELS = [*_FIRST, *(track for track in TRACKS if track[0] != _TTFT)]
+"""The two figures of latency, then what the terminal shows over the run; one that was not seen has no panel."""
 
 
 @dataclass(frozen=True, slots=True)
